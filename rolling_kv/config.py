@@ -1,0 +1,94 @@
+"""Session settings, validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from rolling_kv.errors import ConfigError, InvalidRatioError
+from rolling_kv.policies import POLICIES
+from rolling_kv.window import parse_conditioning
+
+DEFAULT_POLICY = "document-aligned"
+DEFAULT_RATIO = 0.1
+DEFAULT_CONDITIONING = "window:3"
+
+
+def require_ratio(ratio: float) -> float:
+    """`ratio` when it is a number from 0 to 1.
+
+    Raises:
+        InvalidRatioError
+    """
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
+        raise InvalidRatioError(
+            f"ratio is {ratio!r}; expected a number from 0 (reuse everything) to 1 (recompute everything), "
+            "for example 0.1."
+        )
+    return float(ratio)
+
+
+class SessionConfig(BaseModel):
+    """How a session keeps its window and answers. See `RollingSession.open` for every field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    instruction: str = ""
+    window: int | None = None
+    window_tokens: int | None = None
+    policy: str = DEFAULT_POLICY
+    ratio: float = DEFAULT_RATIO
+    conditioning: str = DEFAULT_CONDITIONING
+    selection_layer: int = 1
+    store: str | Path | None = None
+    namespace: str = "default"
+    ingest: Literal["eager", "lazy"] = "eager"
+    deterministic: bool = True
+
+    @field_validator("ratio", mode="before")
+    @classmethod
+    def _ratio(cls, value: float) -> float:
+        return require_ratio(value)
+
+    @field_validator("policy")
+    @classmethod
+    def _policy(cls, value: str) -> str:
+        POLICIES.create(value)
+        return value
+
+    @field_validator("conditioning")
+    @classmethod
+    def _conditioning(cls, value: str) -> str:
+        return parse_conditioning(value).name
+
+    @field_validator("window", "window_tokens", "selection_layer")
+    @classmethod
+    def _positive(cls, value: int | None) -> int | None:
+        if value is not None and value < 1:
+            raise ValueError("expected at least 1")
+        return value
+
+    @field_validator("namespace")
+    @classmethod
+    def _not_empty(cls, value: str) -> str:
+        if not value:
+            raise ValueError("expected a name")
+        return value
+
+
+def session_config(**settings: object) -> SessionConfig:
+    """Validates `settings`.
+
+    Raises:
+        ConfigError: names each setting that is not as expected.
+    """
+    try:
+        return SessionConfig.model_validate(settings)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])} = {problem.get('input')!r}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ConfigError(f"These settings are not as expected: {problems}.") from error

@@ -1,0 +1,210 @@
+"""The transformers host: every pass is one call of the whole model with only the rows to compute."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from rolling_kv.engine import interception
+from rolling_kv.engine.families import require_supported
+from rolling_kv.engine.fingerprint import model_fingerprint
+from rolling_kv.engine.rope import rope_of
+from rolling_kv.engine.stitch import PlacedKV, StitchedKV
+from rolling_kv.engine.tokenizer import ModelTokenizer
+from rolling_kv.kv import ModelIdentity, SegmentKV
+
+
+class _LayerReached(Exception):
+    """Ends a pass once the last layer that it is about has been seen."""
+
+
+class TransformersHost:
+    """Runs passes of one transformers model. Several sessions may share it; passes take turns.
+
+    Args:
+        model: a causal language model of a supported family; its attention is taken over by the host.
+        tokenizer: the model's tokenizer.
+        name: how errors call the model.
+
+    Raises:
+        UnsupportedModelError: its family, rope, heads or tokenizer is not supported.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, name: str) -> None:
+        config = model.config
+        require_supported(config.model_type, name=name)
+        self.name = name
+        self.tokenizer = ModelTokenizer(tokenizer, name=name)
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.max_positions: int = config.max_position_embeddings
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.rope = rope_of(model, name=name, head_dim=self.head_dim)
+        self._model = model
+        self._lock = RLock()
+        self._cache_argument = (
+            "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        )
+        interception.register()
+        model.set_attn_implementation(interception.ATTENTION_NAME)
+        self.identity = ModelIdentity(
+            name=name,
+            model=model_fingerprint(model),
+            tokenizer=self.tokenizer.fingerprint,
+            rope=self.rope.fingerprint,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=self.device.type,
+        )
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        declared = self._model.generation_config.eos_token_id
+        ids = declared if isinstance(declared, list) else [declared, self.tokenizer.eos_id]
+        return frozenset(token for token in ids if token is not None)
+
+    def stitch(self, placed: Sequence[PlacedKV], *, capacity: int) -> StitchedKV:
+        """The stored segments at their request positions, with room for `capacity` positions."""
+        return StitchedKV(
+            placed,
+            capacity=capacity,
+            rope=self.rope,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def extend(self, context: Sequence[SegmentKV], token_ids: Sequence[int]) -> SegmentKV:
+        """The canonical pass: one segment's KV, computed after `context`, packed from position 0.
+
+        Its shape depends on the lengths of `context` and `token_ids` alone, so the same lineage gives the
+        same bits whatever else was computed, or stored, before or together with it.
+        """
+        start = sum(len(segment) for segment in context)
+        placed = []
+        position = 0
+        for segment in context:
+            placed.append(PlacedKV(kv=segment, position=position))
+            position += len(segment)
+        stop = start + len(token_ids)
+        stitched = self.stitch(placed, capacity=stop)
+        rows = torch.arange(start, stop, device=self.device)
+        self._run(token_ids, rows=rows, stitched=stitched, stop=stop)
+        layers = [stitched.layer(index) for index in range(self.layers)]
+        return SegmentKV(
+            k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),
+            v=torch.stack([values[0, :, start:stop] for _, values in layers]),
+            token_ids=tuple(token_ids),
+            start=start,
+        )
+
+    def deviations(
+        self, stitched: StitchedKV, token_ids: Sequence[int], *, first: int, layer: int
+    ) -> torch.Tensor:
+        """Squared key deviation of every position from `first` on, at `layer`: d_i = |K_i(current) -
+        K_i(stored)|^2.
+
+        Runs all those rows up to that layer's keys, and leaves what it computed in `stitched`: up to the
+        selection layer the KV is fresh for all positions (Yao et al., 2025, section 4; LMCache's selection).
+
+        Returns:
+            [len(token_ids) - first], float32. Positions that were not stored deviate from zero keys.
+        """
+        stop = len(token_ids)
+        rows = torch.arange(first, stop, device=self.device)
+        stored = stitched.layer(layer)[0][0, :, first:stop].clone()
+        self._run(token_ids[first:], rows=rows, stitched=stitched, stop=stop, last_layer=layer)
+        current = stitched.layer(layer)[0][0, :, first:stop]
+        return (current.float() - stored.float()).square().sum(dim=(0, 2))
+
+    def fuse(self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor) -> torch.Tensor:
+        """Recomputes `rows` (ascending; the last position among them) over the stitched KV, in place.
+
+        Returns:
+            The logits after the last token, [vocabulary], float32.
+        """
+        ids = [token_ids[row] for row in rows.tolist()]
+        return self._run(ids, rows=rows.to(self.device), stitched=stitched, stop=len(token_ids))
+
+    def step(self, stitched: StitchedKV, token_id: int, *, position: int) -> torch.Tensor:
+        """Decodes one token at `position`; the logits after it, [vocabulary], float32."""
+        rows = torch.tensor([position], device=self.device)
+        return self._run([token_id], rows=rows, stitched=stitched, stop=position + 1)
+
+    def stock_prefill(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, Any]:
+        """Full prefill by the stock forward of transformers, with its own attention (sdpa) and cache.
+
+        Returns:
+            The logits after the last token, [vocabulary], float32, and the cache for `stock_step`.
+        """
+        cache = DynamicCache(config=self._model.config)
+        return self._stock(token_ids, cache), cache
+
+    def stock_step(self, cache: Any, token_id: int) -> torch.Tensor:
+        """Decodes one token after a stock prefill; the logits after it, [vocabulary], float32."""
+        return self._stock([token_id], cache)
+
+    def _run(
+        self,
+        token_ids: Sequence[int],
+        *,
+        rows: torch.Tensor,
+        stitched: StitchedKV,
+        stop: int,
+        last_layer: int | None = None,
+    ) -> torch.Tensor:
+        """One call of the model for `rows`, whose KV is scattered into `stitched`, over positions before
+        `stop`."""
+
+        def update(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            all_keys, all_values = stitched.layer(layer)
+            all_keys.index_copy_(2, rows, keys)
+            all_values.index_copy_(2, rows, values)
+            if layer == last_layer:
+                raise _LayerReached
+            return all_keys[:, :, :stop], all_values[:, :, :stop]
+
+        with self._lock, torch.inference_mode():
+            try:
+                output = self._model(
+                    input_ids=torch.tensor([list(token_ids)], device=self.device),
+                    position_ids=rows[None],
+                    use_cache=True,
+                    logits_to_keep=1,
+                    rolling_rows=rows,
+                    **{self._cache_argument: interception.PassCache(update)},
+                )
+            except _LayerReached:
+                return torch.empty(0)
+            logits: torch.Tensor = output.logits[0, -1].float()
+            return logits
+
+    def _stock(self, token_ids: Sequence[int], cache: Any) -> torch.Tensor:
+        with self._lock, torch.inference_mode(), self._stock_attention():
+            output = self._model(
+                input_ids=torch.tensor([list(token_ids)], device=self.device),
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_argument: cache},
+            )
+            logits: torch.Tensor = output.logits[0, -1].float()
+            return logits
+
+    @contextmanager
+    def _stock_attention(self) -> Iterator[None]:
+        self._model.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(interception.ATTENTION_NAME)

@@ -1,0 +1,68 @@
+"""Attention of sparse rows over fused KV: the torch reference and the CPU path."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+_BLOCK_ROWS = 256
+
+
+def sparse_row_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """Attention of the rows at positions `rows` over keys at positions 0, 1, 2, ...; causal by position.
+
+    A row at position p sees key j when j <= p and, with a sliding window w, p - j < w. Rows are taken in
+    blocks, and a block reads only the keys between the first and the last that one of its rows sees.
+
+    Args:
+        query: [1, heads, rows, head_dim].
+        key, value: [1, kv_heads, keys, head_dim]; heads are grouped.
+        rows: [rows], ascending positions.
+        scaling: multiplies the scores.
+        sliding_window: keys that a row sees at most, itself included.
+
+    Returns:
+        [1, heads, rows, head_dim].
+    """
+    row_count, key_count = query.shape[2], key.shape[2]
+    slides = sliding_window is not None and sliding_window < key_count
+    if row_count == key_count and row_count > 1 and not slides:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    out = torch.empty_like(query)
+    positions = torch.arange(key_count, device=key.device)
+    for start in range(0, row_count, _BLOCK_ROWS):
+        block = slice(start, min(start + _BLOCK_ROWS, row_count))
+        block_rows = rows[block]
+        first, last = int(block_rows[0]), int(block_rows[-1])
+        low = max(0, first - sliding_window + 1) if slides and sliding_window is not None else 0
+        keys = positions[low : last + 1]
+        visible = keys[None, :] <= block_rows[:, None]
+        if slides and sliding_window is not None:
+            visible &= block_rows[:, None] - keys[None, :] < sliding_window
+        out[:, :, block] = _grouped(
+            query[:, :, block], key[:, :, low : last + 1], value[:, :, low : last + 1], visible, scaling
+        )
+    return out
+
+
+def _grouped(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """Attention with the heads of a group laid out as rows, so that keys are read once and never repeated."""
+    _, heads, rows, head_dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    packed = query.reshape(1, kv_heads, group * rows, head_dim)
+    mask = None if bool(visible.all()) else visible.repeat(group, 1)[None, None]
+    out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(1, heads, rows, head_dim)

@@ -1,0 +1,97 @@
+"""Ingestion: every stored segment's KV at hand, from memory, from the store, or computed by its own pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.kv import SegmentKV
+from rolling_kv.plan import StoredSegment
+from rolling_kv.store import Lineage
+
+if TYPE_CHECKING:
+    from rolling_kv.engine.host import TransformersHost
+    from rolling_kv.store.base import KVStore
+
+Progress = Callable[[int, int], None]
+"""Called with how many segments are at hand, of how many."""
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What ingestion had to do: tokens computed, seconds taken, and what went wrong on the way."""
+
+    computed: int = 0
+    seconds: float = 0.0
+    degraded: list[str] = field(default_factory=list)
+
+
+class Ingestor:
+    """Provides the KV of a prompt's stored segments, and holds those of the last prompt in memory.
+
+    A segment is computed by a pass of its own over the KV of its path, which is found or computed in the same
+    way, so what is computed depends on lineage alone. Only the segments themselves are stored; what was
+    computed merely as their context is dropped with the call.
+    """
+
+    def __init__(
+        self, *, engine: TransformersHost, store: KVStore, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        self._engine = engine
+        self._store = store
+        self._resident: dict[str, SegmentKV] = {}
+
+    def ensure(
+        self, stored: Sequence[StoredSegment], *, progress: Progress | None = None
+    ) -> tuple[list[SegmentKV], IngestReport]:
+        """The KV of each segment, in order.
+
+        Raises:
+            StoreError: something could not be stored; what was stored before it stays valid.
+        """
+        started = self._clock()
+        report = IngestReport()
+        keep = {part.lineage.key for part in stored}
+        at_hand: dict[str, SegmentKV] = {}
+        for done, part in enumerate(stored):
+            if progress is not None:
+                progress(done, len(stored))
+            self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
+        if progress is not None:
+            progress(len(stored), len(stored))
+        self._resident = {key: at_hand[key] for key in keep}
+        report.seconds = self._clock() - started
+        return [at_hand[part.lineage.key] for part in stored], report
+
+    def _obtain(
+        self,
+        lineages: Sequence[Lineage],
+        *,
+        at_hand: dict[str, SegmentKV],
+        keep: set[str],
+        report: IngestReport,
+    ) -> SegmentKV:
+        lineage = lineages[-1]
+        kv = at_hand.get(lineage.key) or self._resident.get(lineage.key) or self._load(lineage, report)
+        if kv is None:
+            context = [
+                self._obtain(lineages[: length + 1], at_hand=at_hand, keep=keep, report=report)
+                for length in range(len(lineages) - 1)
+            ]
+            kv = self._engine.extend(context, lineage.segment.token_ids)
+            report.computed += len(kv)
+            if lineage.key in keep:
+                self._store.put(lineage, kv)
+        at_hand[lineage.key] = kv
+        return kv
+
+    def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
+        try:
+            return self._store.get(lineage)
+        except CorruptPayloadError as error:
+            report.degraded.append(f"Stored KV was unusable and computed again: {error}.")
+            return None

@@ -1,0 +1,25 @@
+"""`document-aligned`: whole documents by their mean deviation, then one window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rolling_kv.policies.base import SelectionInput
+from rolling_kv.policies.spans import fill_spans, rank_by_mean
+
+
+@dataclass(frozen=True)
+class DocumentAligned:
+    """Segments ranked by mean d_i, filled while they fit, the rest a window in the next (equation 3)."""
+
+    name: ClassVar[str] = "document-aligned"
+    reuses: ClassVar[bool] = True
+    recomputes: ClassVar[bool] = True
+    needs_deviation: ClassVar[bool] = True
+
+    def select(self, given: SelectionInput) -> torch.Tensor:
+        deviation = given.require_deviation().cpu()
+        return fill_spans(rank_by_mean(given.spans, deviation), score=deviation, k=given.k)

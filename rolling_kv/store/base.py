@@ -1,0 +1,46 @@
+"""The contract of a store: segments' KV by lineage, never changed once stored."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rolling_kv.kv import ModelIdentity, SegmentKV
+from rolling_kv.store.lineage import Lineage
+
+
+class KVStore(Protocol):
+    """Keeps KV by lineage. Safe to use from several threads; a folder, from several processes."""
+
+    def claim(self, namespace: str, identity: ModelIdentity) -> None:
+        """Binds `namespace` to a model, or checks that it is bound to this one.
+
+        Raises:
+            StoreModelMismatchError: it holds KV of another model.
+        """
+        ...
+
+    def get(self, lineage: Lineage) -> SegmentKV | None:
+        """The KV of that lineage, verified, or None when it was never stored.
+
+        Raises:
+            CorruptPayloadError: it failed verification and was quarantined; a later `get` returns None.
+        """
+        ...
+
+    def put(self, lineage: Lineage, kv: SegmentKV) -> None:
+        """Keeps `kv`, durably if the store is a folder. Storing a lineage again changes nothing.
+
+        Raises:
+            StoreFullError, StoreReadOnlyError, StoreLockedError: nothing was stored.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """How many segments it holds, over all namespaces."""
+        ...
+
+    def check_integrity(self) -> list[str]:
+        """What does not hold of the store (empty when all does); reads every payload."""
+        ...
+
+    def close(self) -> None: ...

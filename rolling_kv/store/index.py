@@ -1,0 +1,118 @@
+"""The store's index: one SQLite database, in WAL mode, through sqlite-utils."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from sqlite_utils import Database
+
+from rolling_kv.errors import StoreFormatError, StoreModelMismatchError
+from rolling_kv.kv import ModelIdentity
+from rolling_kv.store.lineage import Lineage
+
+FORMAT_VERSION = 1
+
+
+class StoreIndex:
+    """Which lineage lies in which file, and which model a namespace belongs to.
+
+    Args:
+        path: the database file; made when missing.
+        lock_timeout: seconds to wait for another process before giving up.
+    """
+
+    def __init__(self, path: Path, *, lock_timeout: float) -> None:
+        self._lock = RLock()
+        connection = sqlite3.connect(path, timeout=lock_timeout, check_same_thread=False)
+        try:
+            self._database = Database(connection)
+            self._database.enable_wal()
+            self._create_tables(path)
+        except BaseException:
+            connection.close()
+            raise
+
+    def claim(self, namespace: str, identity: ModelIdentity) -> None:
+        row = {"namespace": namespace, **asdict(identity)}
+        with self._transaction():
+            self._database.table("namespaces").insert(row, pk="namespace", ignore=True)
+            owner = next(self._database.query("select * from namespaces where namespace = ?", [namespace]))
+        if (owner["model"], owner["tokenizer"]) != (identity.model, identity.tokenizer):
+            raise StoreModelMismatchError(
+                f"Namespace {namespace!r} of this store holds KV of the model {owner['name']!r} "
+                f"(fingerprint {owner['model'][:12]}), and the session's model is {identity.name!r} "
+                f"({identity.model[:12]}). Pass another namespace= or another store= folder, or open "
+                "that model."
+            )
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        with self._lock:
+            return next(self._database.query("select * from segments where key = ?", [key]), None)
+
+    def add(self, lineage: Lineage, *, checksum: str, size: int, created: float) -> None:
+        row = {
+            "key": lineage.key,
+            "namespace": lineage.namespace,
+            "tokens": len(lineage.segment.token_ids),
+            "context_tokens": lineage.segment.start,
+            "bytes": size,
+            "checksum": checksum,
+            "created": created,
+        }
+        with self._transaction():
+            self._database.table("segments").insert(row, pk="key", replace=True)
+
+    def remove(self, key: str) -> None:
+        with self._transaction():
+            self._database.execute("delete from segments where key = ?", [key])
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        with self._lock:
+            return iter(list(self._database.query("select * from segments order by key")))
+
+    def __len__(self) -> int:
+        with self._lock:
+            return int(next(self._database.query("select count(*) as n from segments"))["n"])
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Takes the write lock at once: a transaction that first reads could not wait for it later."""
+        with self._lock:
+            self._database.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._database.rollback()
+                raise
+            self._database.commit()
+
+    def _create_tables(self, path: Path) -> None:
+        version = int(next(self._database.query("pragma user_version"))["user_version"])
+        if version not in (0, FORMAT_VERSION):
+            raise StoreFormatError(
+                f"{path} has format version {version}; this release reads version {FORMAT_VERSION}. "
+                "Use another store folder, or the release that wrote it."
+            )
+        with self._transaction():
+            self._database.table("segments").create(
+                {"key": str, "namespace": str, "tokens": int, "context_tokens": int, "bytes": int}
+                | {"checksum": str, "created": float},
+                pk="key",
+                if_not_exists=True,
+            )
+            columns = {"namespace": str, "name": str, "model": str, "tokenizer": str, "rope": str}
+            self._database.table("namespaces").create(
+                columns | {"dtype": str, "device": str}, pk="namespace", if_not_exists=True
+            )
+        if version == 0:
+            self._database.execute(f"pragma user_version = {FORMAT_VERSION}")

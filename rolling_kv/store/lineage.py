@@ -1,0 +1,71 @@
+"""Lineage: the hash of exactly what a stored KV was computed from. It is the store's key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rolling_kv.kv import ModelIdentity
+
+LINEAGE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PathStep:
+    """One segment that took part: its token ids, and the position of its first token."""
+
+    token_ids: tuple[int, ...]
+    start: int
+
+    @property
+    def digest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(np.asarray(self.token_ids, dtype="<u4").tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What one segment's KV was computed from; `path` ends with the segment itself.
+
+    Each step of the path was computed after the ones before it, in a pass of its own, so the segmentation is
+    part of the lineage: it decides the shapes of the passes, and with them the last bits.
+    """
+
+    identity: ModelIdentity
+    namespace: str
+    path: tuple[PathStep, ...]
+    key: str
+
+    @property
+    def segment(self) -> PathStep:
+        return self.path[-1]
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the ids themselves, as it is kept in a payload's header."""
+        return {
+            "version": LINEAGE_VERSION,
+            "namespace": self.namespace,
+            **asdict(self.identity),
+            "path": [[step.start, len(step.token_ids), step.digest] for step in self.path],
+        }
+
+
+def make_lineage(identity: ModelIdentity, *, namespace: str, path: Sequence[Sequence[int]]) -> Lineage:
+    """The lineage of the last of `path`'s segments, computed after the ones before it, packed from position
+    0."""
+    steps = []
+    start = 0
+    for token_ids in path:
+        steps.append(PathStep(token_ids=tuple(token_ids), start=start))
+        start += len(token_ids)
+    fields = (identity.model, identity.tokenizer, identity.rope, identity.dtype, identity.device, namespace)
+    digest = xxhash.xxh3_128(f"rolling_kv.lineage.v{LINEAGE_VERSION}".encode())
+    for field in fields:
+        data = field.encode("utf-8")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    for step in steps:
+        digest.update(f"{step.start},{len(step.token_ids)},{step.digest};".encode())
+    return Lineage(identity=identity, namespace=namespace, path=tuple(steps), key=digest.hexdigest())

@@ -1,0 +1,18 @@
+"""What is in the prompt: documents, hashes, eviction, token-level layout, conditioning."""
+
+from rolling_kv.window.conditioning import Conditioning, parse_conditioning
+from rolling_kv.window.document import Document, content_hash
+from rolling_kv.window.layout import Prompt, PromptLayout, Segment, Tokenizer
+from rolling_kv.window.window import Window
+
+__all__ = [
+    "Conditioning",
+    "Document",
+    "Prompt",
+    "PromptLayout",
+    "Segment",
+    "Tokenizer",
+    "Window",
+    "content_hash",
+    "parse_conditioning",
+]

@@ -1,0 +1,53 @@
+"""Documents: the user's text, tracked by the hash of its content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from rolling_kv.errors import EmptyDocumentError
+
+_HASH_VERSION = b"rolling_kv.document.v1"
+
+
+def content_hash(text: str) -> str:
+    """xxh3-128 (hex) of a versioned, length-delimited encoding of `text`."""
+    data = text.encode("utf-8", errors="surrogatepass")
+    return xxhash.xxh3_128_hexdigest(_HASH_VERSION + len(data).to_bytes(8, "little") + data)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of the window.
+
+    `id` names it within the window and never reaches the prompt; equal texts share `content_hash`.
+    """
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    content_hash: str
+    pinned: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def require_text(text: str) -> str:
+    """`text` without surrounding white space, which no prompt keeps.
+
+    Raises:
+        EmptyDocumentError: nothing is left.
+        TypeError: it is not a string.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"A document is text (str), not {type(text).__name__}; decode or render it first.")
+    stripped = text.strip()
+    if not stripped:
+        raise EmptyDocumentError(
+            "The document is empty or only white space; a document needs some text. Skip it instead of "
+            "appending it."
+        )
+    return stripped

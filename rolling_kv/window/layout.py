@@ -1,0 +1,184 @@
+"""The token-level layout of a prompt: instruction, documents and query, each tokenised on its own.
+
+The model's own chat template frames them. The template is rendered once with marks in the places of the
+instruction, the documents and the query; the text around the marks becomes part of the first and the last
+segment. So the pieces, put together, are exactly what the template renders, and the ids of a document never
+depend on its neighbours. Text that spells a special token is tokenised as ordinary text, so that a document
+cannot end the turn that it stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rolling_kv.errors import ConfigError, TemplateError
+from rolling_kv.window.document import Document, content_hash, require_text
+
+SegmentKind = Literal["instruction", "document", "query"]
+Message = Mapping[str, str]
+
+_INSTRUCTION, _DOCUMENTS, _QUERY = "rkvmark1instruction1", "rkvmark2documents2", "rkvmark3query3"
+
+
+class Tokenizer(Protocol):
+    """What a layout needs of a tokenizer (`engine/tokenizer.py` wraps the one of transformers)."""
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the tokenizer puts before a plain text, such as a BOS id."""
+        ...
+
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Token ids of `text`, nothing added; special tokens are recognised only when `special`."""
+        ...
+
+    def spells_special_token(self, text: str) -> bool:
+        """Whether `text` contains the spelling of a special token."""
+        ...
+
+    def render(self, messages: Sequence[Message]) -> str | None:
+        """The chat template over `messages` with the generation prompt; None without a template.
+
+        Raises:
+            TemplateError: the template does not take these messages.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of prompt tokens. `name` is the document's id, or the kind."""
+
+    kind: SegmentKind
+    name: str
+    token_ids: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The segments of one prompt in order; empty ones are left out."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    def __len__(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    @property
+    def context(self) -> tuple[Segment, ...]:
+        """All but the query."""
+        return tuple(segment for segment in self.segments if segment.kind != "query")
+
+
+class PromptLayout:
+    """Lays out a window and a query for one model and one instruction.
+
+    Args:
+        tokenizer: the model's.
+        instruction: stands before the documents, as the system message where the template has that role.
+
+    Raises:
+        TemplateError: the chat template does not keep instruction, documents and query in this order.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, instruction: str) -> None:
+        self._tokenizer = tokenizer
+        self._instruction = instruction.strip()
+        frame = _frame(tokenizer, instructed=bool(self._instruction))
+        self._tail = frame.tail
+        self._instruction_ids = self._framed_ids(frame)
+
+    def document(self, text: str, *, document_id: str, pinned: bool = False) -> Document:
+        """`text` tokenised as one segment: itself without surrounding white space, and a line break."""
+        ids = self._encode(require_text(text) + "\n")
+        return Document(
+            id=document_id, text=text, token_ids=ids, content_hash=content_hash(text), pinned=pinned
+        )
+
+    def prompt(self, documents: Sequence[Document], query: str | None, *, answer_prefix: str = "") -> Prompt:
+        """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
+        pieces: list[tuple[SegmentKind, str, tuple[int, ...]]] = [
+            ("instruction", "instruction", self._instruction_ids)
+        ]
+        pieces += [("document", document.id, document.token_ids) for document in documents]
+        if query is not None:
+            pieces.append(("query", "query", self._query_ids(query, answer_prefix)))
+        segments: list[Segment] = []
+        start = 0
+        for kind, name, ids in pieces:
+            if ids:
+                segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
+                start += len(ids)
+        return Prompt(segments=tuple(segments))
+
+    def _query_ids(self, query: str, answer_prefix: str) -> tuple[int, ...]:
+        text = query.strip()
+        if not text:
+            raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")
+        if not (
+            self._tokenizer.spells_special_token(text) or self._tokenizer.spells_special_token(answer_prefix)
+        ):
+            return self._tokenizer.encode(text + self._tail + answer_prefix, special=True)
+        tail = self._tokenizer.encode(self._tail, special=True)
+        return self._encode(text) + tail + self._encode(answer_prefix)
+
+    def _framed_ids(self, frame: _Frame) -> tuple[int, ...]:
+        prefix = () if frame.templated else self._tokenizer.prefix_ids
+        if not self._tokenizer.spells_special_token(self._instruction):
+            text = frame.head.replace(_INSTRUCTION, self._instruction)
+            return prefix + self._tokenizer.encode(text, special=True)
+        before, after = (
+            self._tokenizer.encode(part, special=True) for part in frame.head.split(_INSTRUCTION)
+        )
+        return prefix + before + self._encode(self._instruction) + after
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return self._tokenizer.encode(text, special=False) if text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands before the documents (the instruction's mark in it) and what follows the query."""
+
+    head: str
+    tail: str
+    templated: bool
+
+
+def _frame(tokenizer: Tokenizer, *, instructed: bool) -> _Frame:
+    together = _DOCUMENTS + _QUERY
+    candidates: list[list[Message]] = [[{"role": "user", "content": together}]]
+    if instructed:
+        candidates = [
+            [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": together}],
+            [{"role": "user", "content": f"{_INSTRUCTION}\n\n{together}"}],
+        ]
+    refusals = []
+    for messages in candidates:
+        try:
+            rendered = tokenizer.render(messages)
+        except TemplateError as refusal:
+            refusals.append(str(refusal))
+            continue
+        if rendered is None:
+            return _Frame(head=f"{_INSTRUCTION}\n\n" if instructed else "", tail="", templated=False)
+        head, found, tail = rendered.partition(together)
+        in_order = head.count(_INSTRUCTION) == int(instructed) and _INSTRUCTION not in tail
+        if found and in_order and together not in tail:
+            return _Frame(head=head, tail=tail, templated=True)
+        refusals.append("it moves, repeats or drops the content of a message")
+    raise TemplateError(
+        "The model's chat template cannot carry a window of documents: "
+        + "; ".join(refusals)
+        + ". Use a model whose template keeps message contents in order, or a tokenizer without a template."
+    )

@@ -1,0 +1,159 @@
+"""The window: the ordered documents now in the prompt, bounded by count, by tokens, or by both.
+
+A `Window` is a value. Every change returns a new one, so that a change whose KV cannot be computed or
+stored can be dropped without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rolling_kv.errors import (
+    ConfigError,
+    DocumentTooLongError,
+    DuplicateDocumentError,
+    UnknownDocumentError,
+    WindowFullError,
+)
+from rolling_kv.window.document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Ordered documents, oldest first.
+
+    Args:
+        documents: what it holds; the same text may stand twice under two ids.
+        max_documents: at most so many documents (None: no bound).
+        max_tokens: at most so many document tokens (None: no bound).
+    """
+
+    documents: tuple[Document, ...] = ()
+    max_documents: int | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("window", self.max_documents), ("window_tokens", self.max_tokens)):
+            if bound is not None and bound < 1:
+                raise ConfigError(f"{name} is {bound}; expected at least 1, or None for no bound.")
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self.documents)
+
+    @property
+    def tokens(self) -> int:
+        return sum(document.tokens for document in self.documents)
+
+    def index_of(self, document_id: str) -> int:
+        for index, document in enumerate(self.documents):
+            if document.id == document_id:
+                return index
+        known = ", ".join(document.id for document in self.documents[:5]) or "none"
+        more = " ..." if len(self) > 5 else ""
+        raise UnknownDocumentError(
+            f"No document {document_id!r} is in the window of {len(self)}. Ids in it: {known}{more}"
+        )
+
+    def unused_id(self, content_hash: str) -> str:
+        """An id from the content, numbered when the same text stands in the window already."""
+        taken = {document.id for document in self.documents}
+        base = candidate = content_hash[:12]
+        count = 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{base}-{count}"
+        return candidate
+
+    def append(self, document: Document) -> tuple[Window, tuple[Document, ...]]:
+        """Adds `document` at the end; evicts the oldest that are not pinned until the bounds hold.
+
+        Returns:
+            The new window, and the evicted documents, oldest first.
+
+        Raises:
+            DuplicateDocumentError: its id is in the window already.
+            DocumentTooLongError: it alone exceeds `max_tokens`.
+            WindowFullError: only pinned documents are left to evict.
+        """
+        if any(document.id == present.id for present in self.documents):
+            raise DuplicateDocumentError(
+                f"A document {document.id!r} is in the window already. "
+                "Use replace() to change it, or append under another id."
+            )
+        self._require_fit(document)
+        kept = [*self.documents, document]
+        evicted: list[Document] = []
+        while self._exceeds(kept):
+            oldest = next((i for i, present in enumerate(kept[:-1]) if not present.pinned), None)
+            if oldest is None:
+                raise WindowFullError(
+                    f"The window is full ({len(self)} documents, {self.tokens} tokens) and everything "
+                    "that could "
+                    "make room is pinned. Unpin or evict a document, or open the session with a larger "
+                    "window."
+                )
+            evicted.append(kept.pop(oldest))
+        return replace(self, documents=tuple(kept)), tuple(evicted)
+
+    def evict(self, document_id: str) -> tuple[Window, Document]:
+        """Without that document; also one that is pinned, since it is asked for by name."""
+        index = self.index_of(document_id)
+        rest = self.documents[:index] + self.documents[index + 1 :]
+        return replace(self, documents=rest), self.documents[index]
+
+    def replace(self, document_id: str, document: Document) -> tuple[Window, tuple[Document, ...]]:
+        """Puts `document` where `document_id` stands; evicts the oldest others if it is too long to fit.
+
+        Returns:
+            The new window, and the documents evicted to make room (without the replaced one).
+        """
+        index = self.index_of(document_id)
+        if document.id != document_id and any(document.id == present.id for present in self.documents):
+            raise DuplicateDocumentError(
+                f"A document {document.id!r} is in the window already; ids are unique."
+            )
+        self._require_fit(document)
+        kept = [*self.documents[:index], document, *self.documents[index + 1 :]]
+        evicted: list[Document] = []
+        while self._exceeds(kept):
+            oldest = next((i for i, d in enumerate(kept) if not d.pinned and d is not document), None)
+            if oldest is None:
+                raise WindowFullError(
+                    f"Replacing {document_id!r} needs {document.tokens} tokens and everything that could "
+                    "make room "
+                    "is pinned. Unpin or evict a document first."
+                )
+            evicted.append(kept.pop(oldest))
+        return replace(self, documents=tuple(kept)), tuple(evicted)
+
+    def pin(self, document_id: str, *, pinned: bool = True) -> Window:
+        """Marks a document so that appending never evicts it (or takes the mark away)."""
+        index = self.index_of(document_id)
+        marked = replace(self.documents[index], pinned=pinned)
+        return replace(self, documents=(*self.documents[:index], marked, *self.documents[index + 1 :]))
+
+    def check_integrity(self) -> list[str]:
+        """What does not hold of this window (empty when all does): unique ids, and both bounds."""
+        problems = []
+        ids = [document.id for document in self.documents]
+        if len(set(ids)) != len(ids):
+            problems.append("two documents share an id")
+        if self._exceeds(list(self.documents)):
+            problems.append(f"{len(self)} documents and {self.tokens} tokens exceed the bounds")
+        return problems
+
+    def _exceeds(self, documents: list[Document]) -> bool:
+        if self.max_documents is not None and len(documents) > self.max_documents:
+            return True
+        return self.max_tokens is not None and sum(d.tokens for d in documents) > self.max_tokens
+
+    def _require_fit(self, document: Document) -> None:
+        if self.max_tokens is not None and document.tokens > self.max_tokens:
+            raise DocumentTooLongError(
+                f"The document has {document.tokens} tokens and the window is bounded by {self.max_tokens}. "
+                "Split the document, or open the session with a larger window_tokens."
+            )
