@@ -25,7 +25,15 @@ from rolling_kv.plan import Plan, make_plan
 from rolling_kv.policies import POLICIES
 from rolling_kv.store import Lineage, make_lineage, open_store
 from rolling_kv.stream import AnswerStream
-from rolling_kv.window import Document, Prompt, PromptLayout, Window, content_hash, parse_conditioning
+from rolling_kv.window import (
+    Document,
+    Prompt,
+    PromptLayout,
+    Window,
+    content_hash,
+    parse_conditioning,
+    require_text,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +198,7 @@ class RollingSession:
             window = self._window
             added: list[tuple[Document, tuple[Document, ...]]] = []
             for index, text in enumerate(texts):
+                require_text(text)
                 name = window.unused_id(content_hash(text)) if ids is None else ids[index]
                 document = self._layout.document(text, document_id=name, pinned=pinned)
                 window, evicted = window.append(document)

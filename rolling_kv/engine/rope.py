@@ -42,10 +42,19 @@ class Rope:
         digest.update(repr(self.layer_table).encode())
         return digest.hexdigest()
 
-    def rotations(self, deltas: torch.Tensor) -> list[Rotation]:
-        """For every table, the rotation of each token by its difference in positions, `deltas` [tokens]."""
-        angles = [deltas.to(torch.float32)[:, None] * table for table in self.tables]
-        return [(angle.cos(), angle.sin()) for angle in angles]
+    def rotations(self, stored: torch.Tensor, requested: torch.Tensor) -> list[Rotation]:
+        """For every table, the rotation of each token from its stored to its requested position, [tokens]
+        each.
+
+        The model rounds its angles to float32. Taking the difference of the two rounded angles, in float64,
+        gives the keys that the model itself would give there, also far from where they were stored.
+        """
+        rotations = []
+        for table in self.tables:
+            angles = [positions.to(torch.float32)[:, None] * table for positions in (stored, requested)]
+            difference = angles[1].double() - angles[0].double()
+            rotations.append((difference.cos().float(), difference.sin().float()))
+        return rotations
 
 
 def rope_of(model: Any, *, name: str, head_dim: int) -> Rope:

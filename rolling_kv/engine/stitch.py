@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rolling_kv.engine.kernels import remap_keys
-from rolling_kv.engine.rope import Rope
+from rolling_kv.engine.rope import Rope, Rotation
 from rolling_kv.kv import SegmentKV
 
 
@@ -51,11 +51,12 @@ class StitchedKV:
         self._clock = clock
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.seconds = 0.0
-        deltas = [torch.full((len(part.kv),), part.position - part.kv.start) for part in self._placed]
+        self._positions = _positions([(part.position, len(part.kv)) for part in self._placed]).to(device)
         self._moved = any(part.position != part.kv.start for part in self._placed)
-        self._rotations = rope.rotations(torch.cat(deltas).to(device)) if self._moved else []
-        positions = [torch.arange(part.position, part.position + len(part.kv)) for part in self._placed]
-        self._positions = torch.cat(positions).to(device) if positions else torch.empty(0, dtype=torch.long)
+        self._rotations: list[Rotation] = []
+        if self._moved:
+            stored = _positions([(part.kv.start, len(part.kv)) for part in self._placed]).to(device)
+            self._rotations = rope.rotations(stored, self._positions)
 
     @property
     def capacity(self) -> int:
@@ -88,3 +89,8 @@ class StitchedKV:
         stored = torch.cat([part.kv.v[index] for part in self._placed], dim=1).to(self._device)
         values[0].index_copy_(1, self._positions, stored)
         return keys, values
+
+
+def _positions(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The positions of runs of (first position, length), one after the other."""
+    return torch.cat([torch.arange(0), *(torch.arange(start, start + length) for start, length in runs)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,9 +55,8 @@ class DiskStore:
         with self._translated_errors():
             for path in (self._segments, self._temporary):
                 path.mkdir(parents=True, exist_ok=True)
-            probe = self._temporary / f"probe-{os.getpid()}"
-            probe.write_bytes(b"rolling_kv")
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self._temporary) as probe:
+                probe.write(b"rolling_kv")
             self._clear_stale_temporaries()
             with FileLock(self.folder / "open.lock", timeout=lock_timeout):
                 self._index = StoreIndex(self.folder / "index.sqlite", lock_timeout=lock_timeout)

@@ -88,7 +88,7 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name in ("k", "v", "token_ids"):
-        digest.update(memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """What is in the prompt: documents, hashes, eviction, token-level layout, conditioning."""
 
 from rolling_kv.window.conditioning import Conditioning, parse_conditioning
-from rolling_kv.window.document import Document, content_hash
+from rolling_kv.window.document import Document, content_hash, require_text
 from rolling_kv.window.layout import Prompt, PromptLayout, Segment, Tokenizer
 from rolling_kv.window.window import Window
 
@@ -15,4 +15,5 @@ __all__ = [
     "Window",
     "content_hash",
     "parse_conditioning",
+    "require_text",
 ]

@@ -4,6 +4,10 @@ Three channels (daily prices, news headlines, filing titles) of 15 invented comp
 calendar of business days, each channel in date order. It has the shape of the workload of "Request Order
 Matters", section 4.1 (15 equities; 83.5% prices, 8.8% headlines, 7.6% filing titles; 84 documents of about 90
 tokens a window), and none of its data: companies, prices and events are made up from the seed.
+
+The short texts and the questions are worded so that very small models answer them: a record names its company
+in full with its line of business, the number follows at once, dates are in words, and the answer's start
+repeats the record's own.
 """
 
 from __future__ import annotations
@@ -11,53 +15,74 @@ from __future__ import annotations
 import datetime
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from rolling_kv.errors import ConfigError, WindowError
 
 Detail = Literal["short", "long"]
 EventKind = Literal["price", "news", "filing"]
 
 _START = datetime.date(2024, 3, 4)  # a Monday
 _HOLIDAYS = frozenset({(1, 1), (7, 4), (12, 25)})  # (month, day), the same every year
-_NEWS_RATE = 0.105  # headlines a company and day: 792 / 7515 in the paper's data
-_FILING_RATE = 0.092  # filing titles a company and day: 688 / 7515 in the paper's data
+_NEWS_RATE = 792 / 7515  # headlines a price record, as in the paper's data
+_FILING_RATE = 688 / 7515  # filing titles a price record
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)  # spelled here because the calendar module's follow the locale
 
-# (ticker, company, line of business, first close)
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    ticker: str
+    name: str
+    line: str
+    first_close: float
+
+    def __str__(self) -> str:
+        return f"the {self.line} company {self.name} ({self.ticker})"
+
+
 _COMPANIES = (
-    ("NVLA", "Novela Systems", "chips", 170.0),
-    ("BRKO", "Broko Foods", "groceries", 48.0),
-    ("TERV", "Tervane Energy", "natural gas", 92.0),
-    ("ZEPH", "Zephyr Airways", "air travel", 61.0),
-    ("QUIL", "Quillon Media", "streaming", 133.0),
-    ("MOND", "Mondara Bank", "consumer loans", 84.0),
-    ("HALC", "Halcyon Pharma", "vaccines", 215.0),
-    ("FERR", "Ferrant Steel", "rolled steel", 37.0),
-    ("OPAL", "Opaline Retail", "home goods", 73.0),
-    ("KEST", "Kestrel Motors", "electric vans", 248.0),
-    ("LUMI", "Lumiard Optics", "laser sensors", 119.0),
-    ("GRAV", "Gravell Mining", "copper ore", 55.0),
-    ("SOLV", "Solvane Software", "payroll software", 304.0),
-    ("PIKE", "Pikeford Rail", "rail freight", 157.0),
-    ("WEXA", "Wexalo Telecom", "mobile networks", 28.0),
+    _Company("NVLA", "Novela Systems", "chips", 470.0),
+    _Company("BRKO", "Broko Foods", "groceries", 248.0),
+    _Company("TERV", "Tervane Energy", "natural gas", 692.0),
+    _Company("ZEPH", "Zephyr Airways", "air travel", 361.0),
+    _Company("QUIL", "Quillon Media", "streaming", 133.0),
+    _Company("MOND", "Mondara Bank", "consumer loans", 884.0),
+    _Company("HALC", "Halcyon Pharma", "vaccines", 215.0),
+    _Company("FERR", "Ferrant Steel", "rolled steel", 537.0),
+    _Company("OPAL", "Opaline Retail", "home goods", 773.0),
+    _Company("KEST", "Kestrel Motors", "electric vans", 948.0),
+    _Company("LUMI", "Lumiard Optics", "laser sensors", 419.0),
+    _Company("GRAV", "Gravell Mining", "copper ore", 655.0),
+    _Company("SOLV", "Solvane Software", "payroll software", 304.0),
+    _Company("PIKE", "Pikeford Rail", "rail freight", 557.0),
+    _Company("WEXA", "Wexalo Telecom", "mobile networks", 828.0),
 )
+_BY_TICKER = {company.ticker: company for company in _COMPANIES}
 
 _PLACES = ("Arlen", "Bridgeport", "Calloway", "Dunmore", "Eastvale", "Fairholt", "Granby", "Hollis")
+_AGENCIES = ("Harbour Wire", "Meridian Dispatch", "Northgate Bulletin")
 _HEADLINES = (
-    "wins a {amount} million dollar order for {line} from {place}",
-    "opens a {amount} million dollar plant for {line} in {place}",
-    "cuts {amount} jobs in its {line} unit in {place}",
-    "recalls {amount} thousand units of {line} sold in {place}",
-    "buys a rival in {line} from {place} for {amount} million dollars",
-    "raises its forecast for {line} by {amount} million dollars after demand in {place}",
+    "won a {amount} million dollar order for {line} from {place}",
+    "opened a {amount} million dollar plant for {line} in {place}",
+    "cut {amount} jobs in its {line} unit in {place}",
+    "settled a {amount} million dollar claim over {line} in {place}",
+    "bought a rival in {line} from {place} for {amount} million dollars",
+    "raised its forecast for {line} by {amount} million dollars after demand in {place}",
 )
+# (form, title)
 _FILINGS = (
-    ("8-K", "Departure of a director; election of a new chair in {place}"),
-    ("8-K", "Entry into a material agreement for {line} worth {amount} million dollars"),
-    ("10-Q", "Quarterly report with {amount} million dollars of revenue from {line}"),
-    ("S-3", "Registration of {amount} million new shares"),
-    ("4", "Statement of a change in ownership of {amount} thousand shares"),
-    ("8-K", "Results of operations; {amount} million dollars of free cash flow"),
+    ("8-K", "departure of a director and election of a new chair in {place}"),
+    ("8-K", "entry into a material agreement for {line} worth {amount} million dollars"),
+    ("10-Q", "quarterly report with {amount} million dollars of revenue from {line}"),
+    ("S-3", "registration of {amount} million new shares"),
+    ("4", "statement of a change in ownership of {amount} thousand shares"),
+    ("8-K", "results of operations with {amount} million dollars of free cash flow"),
 )
 
 
@@ -66,7 +91,8 @@ class MarketEvent:
     """One document of the stream.
 
     `fields` holds what a question can ask for, in text order: (name, the value exactly as it stands in
-    `text`). `id` is unique in a stream: channel, date, ticker ("px-2024-03-05-NVLA").
+    `text`). `id` is unique in a stream: channel, date, ticker ("px-2024-03-05-NVLA"; "nw" and "fl" for news
+    and filings).
     """
 
     id: str
@@ -77,11 +103,13 @@ class MarketEvent:
     fields: tuple[tuple[str, str], ...]
 
     def value(self, name: str) -> str:
-        """The text of the field `name`; KeyError names the fields there are."""
+        """The text of the field `name`; a KeyError names the fields there are."""
         for known, value in self.fields:
             if known == name:
                 return value
-        raise KeyError(f"{self.id} has no field {name!r}; it has {', '.join(n for n, _ in self.fields)}")
+        raise KeyError(
+            f"{self.id} has no field {name!r}; it has {', '.join(known for known, _ in self.fields)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +117,7 @@ class MarketQuestion:
     """A question with exactly one right answer in its window.
 
     `answer_prefix` starts the assistant's turn; the right answer goes on with `expected`, which stands
-    verbatim in the event `event_id`.
+    verbatim in the text of the event `event_id`.
     """
 
     query: str
@@ -98,34 +126,34 @@ class MarketQuestion:
     event_id: str
 
     def is_right(self, answer: str) -> bool:
-        """Whether `answer` holds `expected` whole ("7.12" is not in "17.12" nor in "7.125")."""
-        return re.search(rf"(?<![\w.]){re.escape(self.expected)}(?!\w|[.,]\d)", answer) is not None
+        """Whether `answer` holds `expected` whole: "7.12" is neither in "17.12" nor in "7.125"."""
+        return re.search(rf"(?<![\w.])(?<!\d,){re.escape(self.expected)}(?!\w|[.,]\d)", answer) is not None
 
 
 def market_events(seed: int, *, detail: Detail = "short") -> Iterator[MarketEvent]:
     """The endless stream of `seed`, oldest first (it ends with the calendar, in the year 9999).
 
-    The same seed gives the same events, however many are taken, and the same facts for either `detail`:
-    "short" texts have 20 to 40 tokens, "
-    ""long" ones about 89 on average (SmolLM2's tokenizer), so that 84 of them
-    make the 7.2K to 7.7K tokens of the paper's prompts. ValueError for another `detail`.
+    The same seed gives the same events however many are taken, and the same facts for either `detail`:
+    "short" texts have about 30 tokens, "
+    ""long" ones about 89 on average (SmolLM2's tokenizer), so that 84 of them make
+    the 7.2K to 7.7K tokens of the paper's prompts. ConfigError for another `detail`.
     """
     if detail not in ("short", "long"):
-        raise ValueError(f"detail is {detail!r}; expected 'short' or 'long'")
-    return _stream(random.Random(f"market:{seed}"), detail)
+        raise ConfigError(f"detail is {detail!r}; expected 'short' or 'long'")
+    return _stream(random.Random(f"market-events:{seed}"), detail)
 
 
 def _stream(rng: random.Random, detail: Detail) -> Iterator[MarketEvent]:
-    closes = {ticker: first for ticker, _, _, first in _COMPANIES}
+    closes = {company.ticker: company.first_close for company in _COMPANIES}
     for day in _business_days():
         today: list[MarketEvent] = []
-        for ticker, company, line, _ in _COMPANIES:
-            price, closes[ticker] = _price(rng, day, ticker, company, closes[ticker], detail)
+        for company in _COMPANIES:
+            price, closes[company.ticker] = _price(rng, day, company, closes[company.ticker], detail)
             today.append(price)
             if rng.random() < _NEWS_RATE:
-                today.append(_news(rng, day, ticker, company, line, detail))
+                today.append(_news(rng, day, company, detail))
             if rng.random() < _FILING_RATE:
-                today.append(_filing(rng, day, ticker, company, line, detail))
+                today.append(_filing(rng, day, company, detail))
         rng.shuffle(today)
         yield from today
 
@@ -141,90 +169,135 @@ def _business_days() -> Iterator[datetime.date]:
 
 
 def _price(
-    rng: random.Random, day: datetime.date, ticker: str, company: str, previous: float, detail: Detail
+    rng: random.Random, day: datetime.date, company: _Company, previous: float, detail: Detail
 ) -> tuple[MarketEvent, float]:
-    """The day's price record and the close that the next day starts from."""
-    opened = max(10.0, previous * rng.uniform(0.98, 1.02))
-    closed = max(10.0, opened * rng.uniform(0.96, 1.0417))
-    numbers = {
-        "open": f"{opened:.2f}",
-        "high": f"{max(opened, closed) * rng.uniform(1.0, 1.02):.2f}",
-        "low": f"{min(opened, closed) * rng.uniform(0.98, 1.0):.2f}",
-        "close": f"{closed:.2f}",
-        "volume": f"{rng.randrange(400_000, 9_000_000):,}",
-    }
-    if detail == "short":
-        text = f"On {day} {company} ({ticker}) closed at {numbers['close']}."
-        fields: tuple[tuple[str, str], ...] = (("close", numbers["close"]),)
-    else:
-        listed = ", ".join(f"{name} {value}" for name, value in numbers.items())
-        text = f"Daily price record for {company}, ticker {ticker}, on {day}: {listed}."
-        fields = tuple(numbers.items())
-    return MarketEvent(f"px-{day}-{ticker}", "price", ticker, day, text, fields), closed
-
-
-def _news(
-    rng: random.Random, day: datetime.date, ticker: str, company: str, line: str, detail: Detail
-) -> MarketEvent:
-    headline = rng.choice(_HEADLINES).format(
-        amount=rng.randrange(12, 990), line=line, place=rng.choice(_PLACES)
+    """The day's price record, and the close that the next day starts from."""
+    start = previous + 0.02 * (company.first_close - previous)  # drawn back, so that no price runs away
+    opened = start * rng.uniform(0.99, 1.01)
+    closed = opened * rng.uniform(0.97, 1.03)
+    numbers = (
+        ("open", f"{opened:.2f}"),
+        ("high", f"{max(opened, closed) * rng.uniform(1.0, 1.02):.2f}"),
+        ("low", f"{min(opened, closed) * rng.uniform(0.98, 1.0):.2f}"),
+        ("close", f"{closed:.2f}"),
+        ("volume", f"{rng.randrange(400_000, 9_000_000):,}"),
     )
-    text = f"News on {day}: {company} ({ticker}) {headline}."
-    return MarketEvent(f"nw-{day}-{ticker}", "news", ticker, day, text, (("headline", headline),))
+    if detail == "short":
+        fields: tuple[tuple[str, str], ...] = (numbers[3],)
+        text = f"{_capital(company)} closed at {closed:.2f} dollars on {_written(day)}."
+    else:
+        fields = numbers
+        listed = ", ".join(f"{name} {value}" for name, value in numbers)
+        text = (
+            f"Daily price record of {_written(day)} for {company}, prices in dollars: {listed} shares traded."
+        )
+    return MarketEvent(f"px-{day}-{company.ticker}", "price", company.ticker, day, text, fields), closed
 
 
-def _filing(
-    rng: random.Random, day: datetime.date, ticker: str, company: str, line: str, detail: Detail
-) -> MarketEvent:
+def _news(rng: random.Random, day: datetime.date, company: _Company, detail: Detail) -> MarketEvent:
+    headline = _filled(rng, rng.choice(_HEADLINES), company)
+    agency, share = rng.choice(_AGENCIES), rng.uniform(2, 98)
+    clock = f"{rng.randrange(7, 18):02}:{rng.randrange(60):02}"
+    text = f"News: {company} {headline} on {_written(day)}."
+    if detail == "long":
+        text += (
+            f" The {agency} carried the headline at {clock} and wrote that {share:.1f} percent of the"
+            f" analysts it had asked expected as much before the market opened."
+        )
+    return MarketEvent(
+        f"nw-{day}-{company.ticker}", "news", company.ticker, day, text, (("headline", headline),)
+    )
+
+
+def _filing(rng: random.Random, day: datetime.date, company: _Company, detail: Detail) -> MarketEvent:
     form, template = rng.choice(_FILINGS)
-    title = template.format(amount=rng.randrange(12, 990), line=line, place=rng.choice(_PLACES))
-    text = f"Filing on {day}: {company} ({ticker}) form {form}, {title}."
-    return MarketEvent(f"fl-{day}-{ticker}", "filing", ticker, day, text, (("form", form), ("title", title)))
+    title = _filled(rng, template, company)
+    number = f"{rng.randrange(10**9, 2 * 10**9):010}-{day.year % 100:02}-{rng.randrange(10**6):06}"
+    text = f"{_capital(company)} filed form {form}, {title}, on {_written(day)}."
+    if detail == "long":
+        text += f" The registry accepted the filing as number {number} and published it on the same day."
+    fields = (("form", form), ("title", title))
+    return MarketEvent(f"fl-{day}-{company.ticker}", "filing", company.ticker, day, text, fields)
+
+
+def _filled(rng: random.Random, template: str, company: _Company) -> str:
+    return template.format(amount=rng.randrange(12, 990), line=company.line, place=rng.choice(_PLACES))
+
+
+def _capital(company: _Company) -> str:
+    return f"T{str(company)[1:]}"
+
+
+def _written(day: datetime.date) -> str:
+    """The date in words ("4 March 2024"): strings of digits would compete with the numbers asked for."""
+    return f"{day.day} {_MONTHS[day.month - 1]} {day.year}"
 
 
 def market_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> MarketQuestion:
     """Ask for one field of one observation of `window`, chosen by `seed` and `step`.
 
-    Two calls with the same arguments ask the same. ValueError when nothing in `window` can be asked about
-    without two different right answers.
+    Observations whose company has no other record of the channel in the window are preferred: two dates of
+    one company are what small models mix up. The same arguments always ask the same. WindowError when every
+    record of the window contradicts another one of the same channel, company and day.
     """
     rng = random.Random(f"market-question:{seed}:{step}")
-    event = rng.choice(_askable(window))
-    name, value = rng.choice(event.fields)
-    company = next(c for t, c, _, _ in _COMPANIES if t == event.ticker)
+    event = rng.choice(_alone(_askable(window), window))
+    name = "title" if event.kind == "filing" else rng.choice(event.fields)[0]
+    value = event.value(name)
+    company = _BY_TICKER[event.ticker]
+    asked = {"close": "closing price", "headline": "news headline", "title": "filing title"}.get(name, name)
+    if event.kind == "price" and len(event.fields) > 1:
+        start = f" The {asked} of {company.name} on {_written(event.date)} was"
+    else:
+        start = f" {event.text[: event.text.index(value)].rstrip()}"
     return MarketQuestion(
-        query=f"\nQuestion: What was the {name} of {company} ({event.ticker}) on {event.date}?\nAnswer:",
-        answer_prefix=f" On {event.date} {company} ({event.ticker}) closed at",
+        query=f"\nQuestion: What was the {asked} of {company.name} on {_written(event.date)}?\nAnswer:",
+        answer_prefix=start,
         expected=value,
         event_id=event.id,
     )
 
 
 def copy_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> MarketQuestion:
-    """Ask to copy fields of one observation of `window` verbatim (the paper's query); as
-    `market_question`."""
+    """Ask to copy the fields of one observation of `window` verbatim (the paper's query).
+
+    `expected` runs from the first field to the last, with the text between them. Choice and errors are those
+    of `market_question`, but no observation is preferred.
+    """
     rng = random.Random(f"copy-question:{seed}:{step}")
     event = rng.choice(_askable(window))
-    names = " and ".join(name for name, _ in event.fields)
-    first, last = event.fields[0][1], event.fields[-1][1]
-    start = event.text.index(first)
+    company = _BY_TICKER[event.ticker]
+    start = event.text.index(event.fields[0][1])
+    last = event.fields[-1][1]
+    names = ", ".join(name for name, _ in event.fields)
     return MarketQuestion(
-        query=f"\nCopy the {names} of the {event.kind} record of {event.ticker} on {event.date} verbatim.\n",
-        answer_prefix=event.text[:start].rstrip(),
+        query=(
+            f"\nQuestion: Copy these fields of the {event.kind} record of {company.name} on"
+            f" {_written(event.date)} exactly as they stand: {names}.\nAnswer:"
+        ),
+        answer_prefix=f" {event.text[:start].rstrip()}",
         expected=event.text[start : event.text.rindex(last) + len(last)],
         event_id=event.id,
     )
 
 
 def _askable(window: Sequence[MarketEvent]) -> list[MarketEvent]:
-    """The events that no other event of the window contradicts: same channel, company and day, other
-    fields."""
+    """The events that no other event of the same channel, company and day contradicts."""
     texts: dict[tuple[str, str, datetime.date], set[str]] = {}
     for event in window:
         texts.setdefault((event.kind, event.ticker, event.date), set()).add(event.text)
-    askable = [e for e in window if len(texts[e.kind, e.ticker, e.date]) == 1]
+    askable = [event for event in window if len(texts[event.kind, event.ticker, event.date]) == 1]
     if not askable:
-        raise ValueError(
-            "the window has no event with one right answer; expected at least one distinct event"
+        raise WindowError(
+            f"none of the {len(window)} records of the window has one right answer; pass a window with "
+            "at least"
+            " one record that no other of the same channel, company and day contradicts"
         )
     return askable
+
+
+def _alone(events: list[MarketEvent], window: Sequence[MarketEvent]) -> list[MarketEvent]:
+    """Those of `events` that are their company's only one of the channel in `window`; all, if there are
+    none."""
+    counts = Counter((event.kind, event.ticker) for event in window)
+    return [event for event in events if counts[event.kind, event.ticker] == 1] or events
