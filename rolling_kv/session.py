@@ -61,7 +61,7 @@ class RollingSession:
         self.config = config
         self.engine = engine
         self._store = store
-        self._clock = clock
+        self.clock = clock
         self._lock = RLock()
         self._closed = False
         self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
@@ -334,13 +334,13 @@ class RollingSession:
             stop = (stop,)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         with self._open():
-            started = self._clock()
+            started = self.clock()
             chosen = self._policy(policy)
             plan = self._plan(query, answer_prefix, room=max_new_tokens)
             prefilled, report = self._prefill(
                 plan, policy=chosen, ratio=self._ratio(ratio), room=max_new_tokens
             )
-            ready = self._clock()
+            ready = self.clock()
         decoding = Decoding(
             prefilled.logits,
             step=prefilled.step,
@@ -349,7 +349,7 @@ class RollingSession:
             eos_ids=self.engine.eos_ids,
             stop=stop,
             max_new_tokens=max_new_tokens,
-            clock=self._clock,
+            clock=self.clock,
         )
         return AnswerStream(
             decoding,
@@ -358,7 +358,7 @@ class RollingSession:
             report=report,
             started=started,
             ready=ready,
-            clock=self._clock,
+            clock=self.clock,
         )
 
     def check_integrity(self) -> list[str]:
@@ -401,7 +401,7 @@ class RollingSession:
         from rolling_kv.call import full_prefill, fused_prefill
 
         if not policy.reuses:
-            prefilled = full_prefill(plan, engine=self.engine, policy=policy, clock=self._clock)
+            prefilled = full_prefill(plan, engine=self.engine, policy=policy, clock=self.clock)
             return prefilled, IngestReport()
         kv, report = self._ingestor.ensure(plan.stored)
         prefilled = fused_prefill(
@@ -412,7 +412,7 @@ class RollingSession:
             ratio=ratio,
             selection_layer=self.config.selection_layer,
             room=room,
-            clock=self._clock,
+            clock=self.clock,
         )
         return prefilled, report
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from rolling_kv.engine.gguf_conversion import convert_gguf
 from rolling_kv.errors import ModelError, ModelNotFoundError
@@ -76,7 +77,7 @@ _GEMMA3_270M = DemoModel(
 DEMO_MODELS: Mapping[str, DemoModel] = MappingProxyType({m.name: m for m in (_GEMMA3_270M, _SMOLLM2)})
 """Every demo model, by name."""
 
-DEFAULT_DEMO_MODEL = "smollm2"
+DEFAULT_DEMO_MODEL = "gemma3-270m"
 """The one that the name `demo` stands for."""
 
 
@@ -112,8 +113,7 @@ def demo_model_folder(
         ModelError: an installed file is damaged, or the cache cannot be written.
     """
     model = find_demo_model(name)
-    root = cache if cache is not None else _cache_root()
-    folder = root.expanduser().absolute() / "models" / f"{model.name}-{CONVERTER_VERSION}"
+    folder = _folder(model, cache)
     if _is_complete(folder):
         return folder
     pieces = _locate(model)
@@ -126,11 +126,29 @@ def demo_model_folder(
         ) from error
 
 
+def demo_model_state(name: str, *, cache: Path | None = None) -> Literal["converted", "installed", "missing"]:
+    """Whether a demo model is ready, is to be converted, or has to be installed first."""
+    model = find_demo_model(name)
+    if _is_complete(_folder(model, cache)):
+        return "converted"
+    try:
+        _locate(model)
+    except ModelNotFoundError:
+        return "missing"
+    return "installed"
+
+
+def _folder(model: DemoModel, cache: Path | None) -> Path:
+    root = cache if cache is not None else cache_root()
+    return root.expanduser().absolute() / "models" / f"{model.name}-{CONVERTER_VERSION}"
+
+
 def _no_progress(stage: str, fraction: float) -> None:
     """Take no notice."""
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Where converted models are kept: $ROLLING_KV_CACHE, or the user's cache folder."""
     import platformdirs
 
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("rolling_kv"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from rolling_kv.engine.demo_models import DEMO_MODELS, demo_model_folder
 from rolling_kv.engine.families import require_supported
@@ -37,9 +39,10 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(source)
         require_supported(config.model_type, name=str(name))
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=choose_dtype(dtype, device=place), attn_implementation="sdpa"
-        )
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=choose_dtype(dtype, device=place), attn_implementation="sdpa"
+            )
         tokenizer = AutoTokenizer.from_pretrained(source)
     except OSError as error:
         raise ModelNotFoundError(
@@ -49,6 +52,18 @@ def load_model(
     except ValueError as error:
         raise UnsupportedModelError(f"transformers cannot load the model {str(name)!r}: {error}") from error
     return model.to(place).eval(), tokenizer
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Loading a small model is over before a bar is read; transformers' own setting is restored."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def choose_device(device: str) -> torch.device:

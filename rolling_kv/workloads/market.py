@@ -134,9 +134,8 @@ def market_events(seed: int, *, detail: Detail = "short") -> Iterator[MarketEven
     """The endless stream of `seed`, oldest first (it ends with the calendar, in the year 9999).
 
     The same seed gives the same events however many are taken, and the same facts for either `detail`:
-    "short" texts have about 30 tokens, "
-    ""long" ones about 89 on average (SmolLM2's tokenizer), so that 84 of them make
-    the 7.2K to 7.7K tokens of the paper's prompts. ConfigError for another `detail`.
+    "short" texts have about 30 tokens, "long" ones about 89 on average (SmolLM2's tokenizer), so that 84 of
+    them make the 7.2K to 7.7K tokens of the paper's prompts. ConfigError for another `detail`.
     """
     if detail not in ("short", "long"):
         raise ConfigError(f"detail is {detail!r}; expected 'short' or 'long'")
@@ -290,14 +289,12 @@ def _askable(window: Sequence[MarketEvent]) -> list[MarketEvent]:
     if not askable:
         raise WindowError(
             f"none of the {len(window)} records of the window has one right answer; pass a window with "
-            "at least"
-            " one record that no other of the same channel, company and day contradicts"
+            "at least one record that no other of the same channel, company and day contradicts"
         )
     return askable
 
 
 def _alone(events: list[MarketEvent], window: Sequence[MarketEvent]) -> list[MarketEvent]:
-    """Those of `events` that are their company's only one of the channel in `window`; all, if there are
-    none."""
+    """Those of `events` that are their company's only one of the channel in `window`; all, if none is."""
     counts = Counter((event.kind, event.ticker) for event in window)
     return [event for event in events if counts[event.kind, event.ticker] == 1] or events

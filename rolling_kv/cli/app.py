@@ -1,0 +1,20 @@
+"""The commands of `rolling-kv`, one module each."""
+
+from __future__ import annotations
+
+import typer
+
+from rolling_kv.cli.ask import ask
+from rolling_kv.cli.demo import demo
+from rolling_kv.cli.doctor import doctor
+
+app = typer.Typer(
+    name="rolling-kv",
+    help="Fast, history-independent answers over a rolling window of documents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(ask)
+app.command()(doctor)
