@@ -208,14 +208,15 @@ def show(step: DemoStep, *, number: int) -> None:
     evicted = ", ".join(step.evicted) or "nothing"
     verdict = "[green]the same answer[/green]" if step.agrees else "[red]another answer[/red]"
     lines = (
-        f"[bold]{number:>2}[/bold]  + {step.appended}  - {evicted}  [dim]({step.append_tokens} tokens computed in "
-        f"{step.append_seconds:.2f} s)[/dim]",
+        f"[bold]{number:>2}[/bold]  + {step.appended}  - {evicted}",
         f"    {escape(question)}",
         f"    rolling       {timing.ttft:5.2f} s  {_judged(step.answer, right=step.right)}",
         f"    full prefill  {step.full_prefill_ttft:5.2f} s  "
         f"{_judged(step.full_prefill_answer, right=step.full_prefill_right)}",
-        f"    {step.speedup:.1f} times sooner, {verdict}; {usage.prompt_tokens} tokens: {usage.prefix} prefix, "
-        f"{usage.reused} reused, {usage.recomputed} recomputed, {usage.computed} computed",
+        f"    {step.speedup:.1f} times sooner, {verdict}; "
+        f"at append {step.append_tokens} tokens were computed in {step.append_seconds:.1f} s",
+        f"    [dim]{usage.prompt_tokens} tokens: {usage.prefix} prefix, {usage.reused} reused, "
+        f"{usage.recomputed} recomputed, {usage.computed} computed[/dim]",
     )
     for line in lines:
         results.print(line, highlight=False)

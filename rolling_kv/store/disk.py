@@ -24,7 +24,7 @@ from rolling_kv.errors import (
 from rolling_kv.kv import ModelIdentity, SegmentKV
 from rolling_kv.store.index import StoreIndex
 from rolling_kv.store.lineage import Lineage
-from rolling_kv.store.payload import read_payload, verify_payload, write_payload
+from rolling_kv.store.payload import read_payload, verify_file, write_payload
 
 _STALE_TEMPORARY = 3600.0  # seconds after which a temporary file belongs to a process that died
 
@@ -84,8 +84,7 @@ class DiskStore:
                 return
             path = self._path(lineage.key)
             path.parent.mkdir(exist_ok=True)
-            temporary = self._temporary / f"{lineage.key}-{os.getpid()}-{id(kv):x}"
-            checksum = write_payload(path, temporary, lineage=lineage, kv=kv)
+            checksum = write_payload(path, self._temporary, lineage=lineage, kv=kv)
             size = path.stat().st_size
             self._index.add(lineage, checksum=checksum, size=size, created=self._clock())
 
@@ -94,14 +93,13 @@ class DiskStore:
             return len(self._index)
 
     def check_integrity(self) -> list[str]:
-        problems = []
+        problems: list[str] = []
         with self._translated_errors():
             indexed = {row["key"]: row for row in self._index.rows()}
             for key, row in indexed.items():
                 path = self._path(key)
-                problem = verify_payload(path) if path.exists() else f"{path.name} is indexed and missing"
-                if problem is None and path.stat().st_size != row["bytes"]:
-                    problem = f"{path.name} has {path.stat().st_size} bytes, indexed with {row['bytes']}"
+                missing = f"{path.name} is indexed and missing"
+                problem = verify_file(path, checksum=row["checksum"]) if path.exists() else missing
                 if problem is not None:
                     problems.append(problem)
         return problems

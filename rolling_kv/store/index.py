@@ -32,8 +32,9 @@ class StoreIndex:
         connection = sqlite3.connect(path, timeout=lock_timeout, check_same_thread=False)
         try:
             self._database = Database(connection)
+            self._require_ours(path)
             self._database.enable_wal()
-            self._create_tables(path)
+            self._create_tables()
         except BaseException:
             connection.close()
             raise
@@ -43,13 +44,14 @@ class StoreIndex:
         with self._transaction():
             self._database.table("namespaces").insert(row, pk="namespace", ignore=True)
             owner = next(self._database.query("select * from namespaces where namespace = ?", [namespace]))
-        if (owner["model"], owner["tokenizer"]) != (identity.model, identity.tokenizer):
-            raise StoreModelMismatchError(
-                f"Namespace {namespace!r} of this store holds KV of the model {owner['name']!r} "
-                f"(fingerprint {owner['model'][:12]}), and the session's model is {identity.name!r} "
-                f"({identity.model[:12]}). Pass another namespace= or another store= folder, or open "
-                "that model."
-            )
+        for part in ("model", "tokenizer"):
+            theirs, ours = owner[part], getattr(identity, part)
+            if theirs != ours:
+                raise StoreModelMismatchError(
+                    f"Namespace {namespace!r} of this store holds KV of the model {owner['name']!r} ({part} "
+                    f"{theirs[:12]}), and the session's model is {identity.name!r} ({part} {ours[:12]}). "
+                    "Pass another namespace= or another store= folder, or open that model."
+                )
 
     def find(self, key: str) -> dict[str, Any] | None:
         with self._lock:
@@ -96,23 +98,29 @@ class StoreIndex:
                 raise
             self._database.commit()
 
-    def _create_tables(self, path: Path) -> None:
-        version = int(next(self._database.query("pragma user_version"))["user_version"])
+    def _require_ours(self, path: Path) -> None:
+        version = self._version()
+        if version == 0 and self._database.table_names():
+            raise StoreFormatError(
+                f"{path} is a database, but not an index of rolling_kv. Pass another store folder."
+            )
         if version not in (0, FORMAT_VERSION):
             raise StoreFormatError(
                 f"{path} has format version {version}; this release reads version {FORMAT_VERSION}. "
                 "Use another store folder, or the release that wrote it."
             )
+
+    def _version(self) -> int:
+        return int(next(self._database.query("pragma user_version"))["user_version"])
+
+    def _create_tables(self) -> None:
+        if self._version() == FORMAT_VERSION:
+            return
+        columns: dict[str, type] = {"key": str, "namespace": str, "tokens": int, "context_tokens": int}
+        owner = dict.fromkeys(("namespace", "name", "model", "tokenizer", "rope", "dtype", "device"), str)
         with self._transaction():
             self._database.table("segments").create(
-                {"key": str, "namespace": str, "tokens": int, "context_tokens": int, "bytes": int}
-                | {"checksum": str, "created": float},
-                pk="key",
-                if_not_exists=True,
+                columns | {"bytes": int, "checksum": str, "created": float}, pk="key"
             )
-            columns = {"namespace": str, "name": str, "model": str, "tokenizer": str, "rope": str}
-            self._database.table("namespaces").create(
-                columns | {"dtype": str, "device": str}, pk="namespace", if_not_exists=True
-            )
-        if version == 0:
+            self._database.table("namespaces").create(owner, pk="namespace")
             self._database.execute(f"pragma user_version = {FORMAT_VERSION}")

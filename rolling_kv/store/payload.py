@@ -1,9 +1,11 @@
-"""Payloads: one safetensors file a segment, with its lineage and a checksum of the tensors in the header."""
+"""Payloads: one safetensors file a segment, with its lineage and a checksum of its tensors in the header."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -15,80 +17,86 @@ from rolling_kv.errors import CorruptPayloadError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.store.lineage import Lineage
 
+_HEADER = "rolling_kv"
 
-def write_payload(path: Path, temporary: Path, *, lineage: Lineage, kv: SegmentKV) -> str:
-    """Writes `kv` to `temporary`, syncs it and renames it to `path`; returns the checksum.
 
-    Whatever goes wrong, `path` is whole or as it was before, and `temporary` is gone.
+def write_payload(path: Path, folder: Path, *, lineage: Lineage, kv: SegmentKV) -> str:
+    """Writes `kv` to a temporary file in `folder`, syncs it and renames it to `path`.
+
+    Whatever goes wrong, `path` is whole or as it was before, and the temporary file is gone.
+
+    Returns:
+        xxh3-128 (hex) of the whole file, for the index.
     """
     tensors = {
         "k": kv.k.cpu().contiguous(),
         "v": kv.v.cpu().contiguous(),
         "token_ids": torch.tensor(kv.token_ids, dtype=torch.int64),
     }
-    checksum = _checksum(tensors)
-    header = {
-        "lineage": json.dumps(lineage.describe(), sort_keys=True),
-        "key": lineage.key,
-        "checksum": checksum,
-    }
+    if tensors["k"].untyped_storage().data_ptr() == tensors["v"].untyped_storage().data_ptr():
+        tensors["v"] = tensors["v"].clone()  # safetensors refuses tensors that share memory
+    header = {"key": lineage.key, "lineage": lineage.describe(), "checksum": _tensor_checksum(tensors)}
+    # One entry, since safetensors writes several in no fixed order: the same KV makes the same file.
+    data = save(tensors, metadata={_HEADER: json.dumps(header, sort_keys=True)})
+    descriptor, temporary = tempfile.mkstemp(prefix=lineage.key, dir=folder)
     try:
-        with temporary.open("wb") as file:
-            file.write(save(tensors, metadata=header))
+        with open(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
-    return checksum
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
-    """Maps a payload into memory and verifies lineage, token ids, shape and checksum.
+    """Maps a payload into memory and verifies the file's checksum, lineage, token ids, shape and tensors.
 
     Raises:
         CorruptPayloadError: one of them is not what it should be, or the file cannot be read as safetensors.
     """
     try:
-        header, tensors = _open(path)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_HEADER])
+            found = {key: header[key] for key in ("key", "lineage", "checksum")}
+            tensors = {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
-    if header.get("key") != lineage.key or json.loads(header.get("lineage", "{}")) != lineage.describe():
+    if (found["key"], found["lineage"]) != (lineage.key, lineage.describe()):
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
+    problem = verify_file(path, checksum=checksum)
+    if problem is not None:
+        raise CorruptPayloadError(problem)
     if tuple(tensors["token_ids"].tolist()) != lineage.segment.token_ids:
         raise CorruptPayloadError(f"{path.name} holds the KV of other tokens")
     k, v = tensors["k"], tensors["v"]
     if k.shape != v.shape or k.ndim != 4 or k.shape[2] != len(lineage.segment.token_ids):
         raise CorruptPayloadError(f"{path.name} has keys {tuple(k.shape)} and values {tuple(v.shape)}")
-    if str(k.dtype) != f"torch.{lineage.identity.dtype}":
+    if k.dtype != v.dtype or str(k.dtype) != f"torch.{lineage.identity.dtype}":
         raise CorruptPayloadError(f"{path.name} holds {k.dtype}, expected {lineage.identity.dtype}")
-    if not checksum == header.get("checksum") == _checksum(tensors):
-        raise CorruptPayloadError(f"{path.name} fails its checksum")
+    if found["checksum"] != _tensor_checksum(tensors):
+        raise CorruptPayloadError(f"{path.name} fails the checksum of its tensors")
     return SegmentKV(k=k, v=v, token_ids=lineage.segment.token_ids, start=lineage.segment.start)
 
 
-def verify_payload(path: Path) -> str | None:
-    """What is wrong with a payload on its own (its tensors against its header), or None."""
+def verify_file(path: Path, *, checksum: str) -> str | None:
+    """What is wrong with a payload file, compared with the index, or None."""
     try:
-        header, tensors = _open(path)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = xxhash.xxh3_128_hexdigest(data)
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
         return f"{path.name} cannot be read: {error}"
-    if header.get("key") != path.stem:
-        return f"{path.name} holds the lineage {header.get('key')}"
-    return None if header.get("checksum") == _checksum(tensors) else f"{path.name} fails its checksum"
+    return None if found == checksum else f"{path.name} fails its checksum"
 
 
-def _open(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
-        return file.metadata() or {}, tensors
-
-
-def _checksum(tensors: dict[str, torch.Tensor]) -> str:
+def _tensor_checksum(tensors: dict[str, torch.Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name in ("k", "v", "token_ids"):
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        tensor = tensors[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

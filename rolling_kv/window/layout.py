@@ -19,6 +19,7 @@ from rolling_kv.window.document import Document, content_hash, require_text
 SegmentKind = Literal["instruction", "document", "query"]
 Message = Mapping[str, str]
 
+_TEXT = "x"  # stands for what follows the head: a document or a query, which never begin with white space
 _INSTRUCTION, _DOCUMENTS, _QUERY = "rkvmark1instruction1", "rkvmark2documents2", "rkvmark3query3"
 
 
@@ -135,12 +136,18 @@ class PromptLayout:
     def _framed_ids(self, frame: _Frame) -> tuple[int, ...]:
         prefix = () if frame.templated else self._tokenizer.prefix_ids
         if not self._tokenizer.spells_special_token(self._instruction):
-            text = frame.head.replace(_INSTRUCTION, self._instruction)
-            return prefix + self._tokenizer.encode(text, special=True)
-        before, after = (
-            self._tokenizer.encode(part, special=True) for part in frame.head.split(_INSTRUCTION)
-        )
-        return prefix + before + self._encode(self._instruction) + after
+            return prefix + self._encode_head(frame.head.replace(_INSTRUCTION, self._instruction))
+        before, after = frame.head.split(_INSTRUCTION)
+        before_ids = self._tokenizer.encode(before, special=True)
+        return prefix + before_ids + self._encode(self._instruction) + self._encode_head(after)
+
+    def _encode_head(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` as they are before other text: white space splits differently at an end."""
+        following = self._tokenizer.encode(_TEXT, special=False)
+        ids = self._tokenizer.encode(text + _TEXT, special=True)
+        if text and ids[-len(following) :] == following:
+            return ids[: -len(following)]
+        return self._tokenizer.encode(text, special=True)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return self._tokenizer.encode(text, special=False) if text else ()

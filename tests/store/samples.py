@@ -35,7 +35,9 @@ def in_dtype(dtype: str) -> ModelIdentity:
     return replace(IDENTITY, dtype=dtype)
 
 
-def kv_of(lineage: Lineage, *, seed: int = 0, layers: int = 2, heads: int = 3, head_dim: int = 4) -> SegmentKV:
+def kv_of(
+    lineage: Lineage, *, seed: int = 0, layers: int = 2, heads: int = 3, head_dim: int = 4
+) -> SegmentKV:
     """KV of that lineage's shape and dtype; the same seed gives the same bits."""
     generator = torch.Generator().manual_seed(seed)
     shape = (2, layers, heads, len(lineage.segment.token_ids), head_dim)

@@ -101,21 +101,22 @@ def no_metadata(path: Path) -> None:
 
 def lineage_that_is_no_json(path: Path) -> None:
     header, body = header_of(path)
-    header["__metadata__"]["lineage"] = "{" + header["__metadata__"]["lineage"]
+    header["__metadata__"]["rolling_kv"] = "{" + header["__metadata__"]["rolling_kv"]
     with_header(path, header, body)
 
 
 def lineage_of_another_namespace(path: Path) -> None:
     header, body = header_of(path)
-    described = header["__metadata__"]["lineage"]
-    header["__metadata__"]["lineage"] = described.replace('"default"', '"another"')
-    assert header["__metadata__"]["lineage"] != described
+    described = header["__metadata__"]["rolling_kv"]
+    header["__metadata__"]["rolling_kv"] = described.replace('"default"', '"another"')
+    assert header["__metadata__"]["rolling_kv"] != described
     with_header(path, header, body)
 
 
 def another_checksum(path: Path) -> None:
     header, body = header_of(path)
-    header["__metadata__"]["checksum"] = "0" * 32
+    described = json.loads(header["__metadata__"]["rolling_kv"])
+    header["__metadata__"]["rolling_kv"] = json.dumps(described | {"checksum": "0" * 32}, sort_keys=True)
     with_header(path, header, body)
 
 
@@ -286,4 +287,4 @@ def test_storing_and_loading_pickles_nothing(disk: DiskStore, monkeypatch: pytes
     disk.put(HERE, kv_of(HERE))
     assert_same(disk.get(HERE), kv_of(HERE))
     header, _ = header_of(payload(disk))
-    assert json.loads(header["__metadata__"]["lineage"]) == HERE.describe()
+    assert json.loads(header["__metadata__"]["rolling_kv"])["lineage"] == HERE.describe()

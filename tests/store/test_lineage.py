@@ -42,9 +42,10 @@ def test_the_name_of_a_model_is_for_people_and_not_in_the_key() -> None:
         pytest.param(lineage(7), lineage(7, before=[]), id="nothing before"),
         pytest.param(lineage(7, before=[(1,), (2,)]), lineage(7, before=[(2,), (1,)]), id="order before"),
         pytest.param(lineage(7, before=[(1,), (2,)]), lineage(7, before=[(1, 2)]), id="segmentation before"),
-        pytest.param(lineage(2, 7, before=[(1,)]), lineage(7, before=[(1, 2)]),
-        id="where the segment begins"), pytest.param(lineage(7, before=[(256,)]), lineage(7, before=[(1,
-        0)]), id="width of an id"),
+        pytest.param(
+            lineage(2, 7, before=[(1,)]), lineage(7, before=[(1, 2)]), id="where the segment begins"
+        ),
+        pytest.param(lineage(7, before=[(256,)]), lineage(7, before=[(1, 0)]), id="width of an id"),
     ],
 )
 def test_each_part_of_the_path_is_in_the_key(one: object, other: object) -> None:
@@ -63,7 +64,9 @@ def test_text_cannot_move_from_one_field_to_the_next() -> None:
 
 
 @given(one=segments, other=segments)
-def test_keys_are_equal_only_when_paths_are(one: tuple[tuple[int, ...]], other: tuple[tuple[int, ...]]) -> None:
+def test_keys_are_equal_only_when_paths_are(
+    one: tuple[tuple[int, ...]], other: tuple[tuple[int, ...]]
+) -> None:
     keys = {make_lineage(IDENTITY, namespace="n", path=path).key for path in (one, other)}
     assert len(keys) == len({one, other})
 

@@ -1,0 +1,65 @@
+"""The market stream is the same for a seed, and every question has one right answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import islice
+
+import pytest
+
+from rolling_kv.workloads.market import MarketEvent, copy_question, market_events, market_question
+
+
+def taken(seed: int, count: int, **options: str) -> list[MarketEvent]:
+    return list(islice(market_events(seed, **options), count))  # type: ignore[arg-type]
+
+
+def test_a_seed_gives_one_stream_however_much_of_it_is_taken() -> None:
+    assert taken(1, 300)[:40] == taken(1, 40)
+    assert taken(1, 40) != taken(2, 40)
+    assert [e.id for e in taken(1, 100)] == [e.id for e in taken(1, 100, detail="long")]
+
+
+def test_ids_are_unique_and_each_channel_is_in_order() -> None:
+    events = taken(3, 1500)
+    assert len({event.id for event in events}) == 1500
+    by_channel = defaultdict(list)
+    for event in events:
+        by_channel[event.kind, event.ticker].append(event.date)
+    assert {kind for kind, _ in by_channel} == {"price", "news", "filing"}
+    assert len({ticker for _, ticker in by_channel}) == 15
+    assert all(dates == sorted(dates) for dates in by_channel.values())
+    assert all(event.date.weekday() < 5 for event in events)
+
+
+@pytest.mark.parametrize("detail", ["short", "long"])
+@pytest.mark.parametrize("ask", [market_question, copy_question])
+def test_every_question_has_one_right_answer(detail: str, ask) -> None:  # type: ignore[no-untyped-def]
+    events = taken(4, 200, detail=detail)
+    for step in range(150):
+        window = events[step : step + 16]
+        question = ask(window, seed=9, step=step)
+        assert question == ask(window, seed=9, step=step)
+        [source] = [event for event in window if event.id == question.event_id]
+        assert question.expected in source.text
+        assert question.is_right(f"It was {question.expected}.")
+        same = [e for e in window if (e.kind, e.ticker, e.date) == (source.kind, source.ticker, source.date)]
+        assert same == [source]
+
+
+def test_a_right_answer_is_whole() -> None:
+    events = taken(4, 16)
+    question = next(
+        q for q in (market_question(events, seed=1, step=s) for s in range(50)) if q.expected[0].isdigit()
+    )
+    assert question.is_right(f"{question.expected} dollars")
+    assert not question.is_right(f"1{question.expected} dollars")
+    assert not question.is_right(f"{question.expected}1 dollars")
+    assert not question.is_right("")
+
+
+def test_long_records_have_the_size_of_the_papers() -> None:
+    """About 90 tokens each with SmolLM2's tokenizer, measured; here the characters that this comes to."""
+    events = taken(0, 400, detail="long")
+    mean = sum(len(event.text) for event in events) / len(events)
+    assert 140 < mean < 320, mean
