@@ -123,7 +123,7 @@ def _report(engine: Any, options: argparse.Namespace, rows: list[dict[str, Any]]
     return {
         "command": " ".join(["python", *sys.argv]),
         "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads, "
-        "{torch.backends.cpu.get_cpu_capability()}",
+        f"{torch.backends.cpu.get_cpu_capability()}",
         "versions": {name: version(name) for name in ("torch", "transformers", "rolling-kv")},
         "model": engine.name,
         "dtype": engine.identity.dtype,

@@ -21,7 +21,7 @@ class Usage:
         output: tokens of the answer.
         ingested: tokens of passes that had to be run in this call before stored KV could be used (0 when the
             documents were ingested as they were appended). Not part of the partition.
-        degraded: what could not be done as asked, and why; empty when all went as asked.
+        degraded: what could not be done as asked since the last answer, and why; empty when all went well.
     """
 
     prompt_tokens: int

@@ -64,6 +64,7 @@ class RollingSession:
         self.clock = clock
         self._lock = RLock()
         self._closed = False
+        self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
         self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
         self._window = Window(max_documents=config.window, max_tokens=config.window_tokens)
@@ -340,6 +341,7 @@ class RollingSession:
             prefilled, report = self._prefill(
                 plan, policy=chosen, ratio=self._ratio(ratio), room=max_new_tokens
             )
+            report.degraded, self._unreported = self._unreported + report.degraded, []
             ready = self.clock()
         decoding = Decoding(
             prefilled.logits,
@@ -380,6 +382,7 @@ class RollingSession:
         if self.config.ingest == "eager":
             plan = self._planned(self._layout.prompt(window.documents, None))
             _, report = self._ingestor.ensure(plan.stored, progress=progress)
+            self._unreported += report.degraded
         self._window = window
         return report
 

@@ -281,14 +281,17 @@ def test_after_a_restart_nothing_is_computed_again(llama_folder: Path, tmp_path:
     assert second == (0, first[1])
 
 
-def test_a_damaged_payload_is_recomputed_and_reported(llama_engine: TransformersHost, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ingest", ["eager", "lazy"])
+def test_a_damaged_payload_is_recomputed_and_reported(
+    llama_engine: TransformersHost, tmp_path: Path, ingest: str
+) -> None:
     texts = [note(n) for n in range(4)]
     with open_session(llama_engine, store=tmp_path) as session:
         session.extend(texts)
         fingerprint = session.ask(QUERY, max_new_tokens=1).trace.logits_fingerprint
     damaged = sorted(tmp_path.glob("segments/*/*.safetensors"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-3] + b"xyz")
-    with open_session(llama_engine, store=tmp_path, ingest="lazy") as session:
+    with open_session(llama_engine, store=tmp_path, ingest=ingest) as session:
         session.extend(texts)
         answer = session.ask(QUERY, max_new_tokens=1)
         assert session.ask(QUERY, max_new_tokens=1).usage.degraded == ()
@@ -463,3 +466,12 @@ def test_asking_by_full_prefill_decodes_as_ratio_one_does(tiny_engine: Transform
         full = session.ask(QUERY, policy="full-prefill", max_new_tokens=12)
         fused = session.ask(QUERY, ratio=1.0, max_new_tokens=12)
     assert full.token_ids == fused.token_ids
+
+
+def test_a_session_without_documents_or_instruction_answers(llama_engine: TransformersHost) -> None:
+    with open_session(llama_engine, instruction="") as session:
+        usage = session.ask(QUERY, max_new_tokens=2).usage
+        ids = session.prompt_token_ids(QUERY)
+        logits = session.next_token_logits(QUERY)
+    assert (usage.recomputed, usage.reused) == (0, 0)
+    torch.testing.assert_close(logits, stock_logits(llama_engine, ids)[-1], atol=1e-4, rtol=0)

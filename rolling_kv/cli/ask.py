@@ -87,7 +87,6 @@ def ask(
                 progress=lambda done, total: progress("reading documents", done / max(total, 1)),
             )
         computed = sum(change.computed for change in changes)
-        degraded = [reason for change in changes for reason in change.degraded]
         stream = session.stream(
             question,
             max_new_tokens=max_new_tokens,
@@ -104,12 +103,12 @@ def ask(
         held = [document.id for document in session.documents]
     if as_json:
         evicted = [name for change in changes for name in change.evicted]
-        ingest = {"computed": computed, "evicted": evicted, "degraded": degraded}
+        ingest = {"computed": computed, "evicted": evicted}
         print_json({**answer.to_dict(), "documents": held, "ingest": ingest})
         return
     sys.stdout.write("\n")
     errors.print(_account(answer, documents=len(held), computed=computed), style="dim", highlight=False)
-    for reason in [*degraded, *answer.usage.degraded]:
+    for reason in answer.usage.degraded:
         errors.print(f"degraded: {reason}", style="yellow", highlight=False, markup=False)
 
 

@@ -214,7 +214,7 @@ def show(step: DemoStep, *, number: int) -> None:
         f"    full prefill  {step.full_prefill_ttft:5.2f} s  "
         f"{_judged(step.full_prefill_answer, right=step.full_prefill_right)}",
         f"    {step.speedup:.1f} times sooner, {verdict}; "
-        f"at append {step.append_tokens} tokens were computed in {step.append_seconds:.1f} s",
+        f"append: {step.append_tokens} tokens computed in {step.append_seconds:.1f} s",
         f"    [dim]{usage.prompt_tokens} tokens: {usage.prefix} prefix, {usage.reused} reused, "
         f"{usage.recomputed} recomputed, {usage.computed} computed[/dim]",
     )
