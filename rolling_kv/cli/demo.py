@@ -56,7 +56,7 @@ class DemoStep:
 def demo(
     steps: Annotated[int, typer.Option(help="Rolling steps.")] = 10,
     window: Annotated[int, typer.Option(help="Documents in the window.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of the stream of events.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the stream of events.")] = 6,
     model: ModelOption = "demo",
     policy: PolicyOption = DEFAULT_POLICY,
     ratio: RatioOption = DEFAULT_RATIO,
