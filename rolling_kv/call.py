@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.engine.stitch import StitchedKV
     from rolling_kv.policies.base import Policy
+    from rolling_kv.signals import Signals
 
 Clock = Callable[[], float]
 
@@ -70,7 +71,7 @@ def fused_prefill(
     engine: TransformersHost,
     policy: Policy,
     ratio: float,
-    selection_layer: int,
+    signals: Signals,
     room: int,
     clock: Clock,
 ) -> Prefilled:
@@ -79,7 +80,7 @@ def fused_prefill(
     Args:
         kv: of `plan.stored`, in order.
         ratio: of the reusable tokens to recompute, 0 to 1.
-        selection_layer: where deviations are taken, 0-based.
+        signals: computes the score that the policy needs.
         room: tokens that decoding may add.
     """
     import torch
@@ -94,9 +95,7 @@ def fused_prefill(
     stitched = engine.stitch(placed, capacity=len(token_ids) + room)
     started = clock()
     k = budget(plan.reusable_tokens, ratio) if policy.recomputes else 0
-    chosen, captured = _select(
-        plan, engine=engine, stitched=stitched, policy=policy, k=k, selection_layer=selection_layer
-    )
+    chosen, captured = _select(plan, engine=engine, stitched=stitched, policy=policy, k=k, signals=signals)
     selected = clock()
     load_before_fusing = stitched.seconds
     rows = torch.cat((chosen + plan.prefix, torch.arange(plan.query_start, len(token_ids))))
@@ -136,27 +135,25 @@ def _select(
     stitched: StitchedKV,
     policy: Policy,
     k: int,
-    selection_layer: int,
+    signals: Signals,
 ) -> tuple[torch.Tensor, float | None]:
     """Indices into the reusable tokens, ascending, and their share of the deviation where it was needed."""
     import torch
 
     from rolling_kv.policies.base import SelectionInput, Span
 
-    tokens = plan.reusable_tokens
-    if k in (0, tokens):
+    if k in (0, plan.reusable_tokens):
         return torch.arange(k), None
-    deviation = None
-    if policy.needs_deviation:
-        every = engine.deviations(stitched, plan.prompt.token_ids, first=plan.prefix, layer=selection_layer)
-        deviation = every[:tokens]
+    score = None
+    if policy.needs is not None:
+        score = signals.score(policy.needs, plan, engine=engine, stitched=stitched, k=k).cpu()
     spans = [Span(s.start - plan.prefix, s.stop - plan.prefix) for s in plan.reusable]
-    chosen = policy.select(SelectionInput(k=k, spans=spans, deviation=deviation))
+    chosen = policy.select(SelectionInput(k=k, spans=spans, score=score))
     assert len(chosen) == k, f"{policy.name} selected {len(chosen)} tokens, not {k}"
-    if deviation is None:
+    if score is None or policy.needs is None or policy.needs.signal != "deviation":
         return chosen, None
-    total = float(deviation.double().sum())
-    return chosen, float(deviation.double().cpu()[chosen].sum()) / total if total > 0 else 0.0
+    total = float(score.double().sum())
+    return chosen, float(score.double()[chosen].sum()) / total if total > 0 else 0.0
 
 
 def _segments(ascending: torch.Tensor) -> int:

@@ -42,12 +42,14 @@ class SessionConfig(BaseModel):
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
     selection_layer: int = 1
+    anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip"
+    anchor_ratio: float = 0.1
     store: str | Path | None = None
     namespace: str = "default"
     ingest: Literal["eager", "lazy"] = "eager"
     deterministic: bool = True
 
-    @field_validator("ratio", mode="before")
+    @field_validator("ratio", "anchor_ratio", mode="before")
     @classmethod
     def _ratio(cls, value: float) -> float:
         return require_ratio(value)

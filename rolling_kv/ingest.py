@@ -13,6 +13,7 @@ from rolling_kv.plan import StoredSegment
 from rolling_kv.store import Lineage
 
 if TYPE_CHECKING:
+    from rolling_kv.engine.anchors import AnchorRule
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.store.base import KVStore
 
@@ -66,6 +67,32 @@ class Ingestor:
         self._resident = {key: at_hand[key] for key in keep}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
+
+    def anchors(
+        self, stored: Sequence[StoredSegment], *, rule: AnchorRule, ratio: float
+    ) -> list[tuple[int, ...]]:
+        """The anchor tokens of each segment, as indices within it: from the store, or computed and stored.
+
+        Call it after `ensure` with the same segments.
+        """
+        from rolling_kv.engine.anchors import anchor_tokens
+
+        kind = f"{rule}:{ratio!r}"
+        found = []
+        at_hand = dict(self._resident)
+        for part in stored:
+            tokens = self._store.get_anchors(part.lineage, kind)
+            if tokens is None:
+                report = IngestReport()
+                context = [
+                    self._obtain(part.lineages[: length + 1], at_hand=at_hand, keep=set(), report=report)
+                    for length in range(len(part.lineages) - 1)
+                ]
+                kv = at_hand[part.lineage.key]
+                tokens = anchor_tokens(self._engine, context, kv, rule=rule, ratio=ratio)
+                self._store.put_anchors(part.lineage, kind, tokens)
+            found.append(tokens)
+        return found
 
     def _obtain(
         self,

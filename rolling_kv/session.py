@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     from rolling_kv.call import Prefilled
     from rolling_kv.engine.host import TransformersHost
+    from rolling_kv.kv import SegmentKV
     from rolling_kv.policies.base import Policy
+    from rolling_kv.signals import Signals
     from rolling_kv.store.base import KVStore
 
 
@@ -88,6 +90,8 @@ class RollingSession:
         ratio: float = DEFAULT_RATIO,
         conditioning: str = DEFAULT_CONDITIONING,
         selection_layer: int = 1,
+        anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip",
+        anchor_ratio: float = 0.1,
         store: str | Path | None = None,
         namespace: str = "default",
         ingest: Literal["eager", "lazy"] = "eager",
@@ -107,6 +111,8 @@ class RollingSession:
             ratio: how many of them, 0 to 1.
             conditioning: what a document's stored KV has seen: `isolated`, `instruction` or `window:k`.
             selection_layer: the layer (0-based, at least 1) at which deviations are taken.
+            anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the
+                query over anchors (`qcfuse`), and how many of them, 0 to 1.
             store: a folder for KV, made when missing; None keeps KV in memory.
             namespace: keeps this session's KV apart from other namespaces' in the same store.
             ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
@@ -127,6 +133,8 @@ class RollingSession:
             ratio=ratio,
             conditioning=conditioning,
             selection_layer=selection_layer,
+            anchor_rule=anchor_rule,
+            anchor_ratio=anchor_ratio,
             store=store,
             namespace=namespace,
             ingest=ingest,
@@ -382,6 +390,9 @@ class RollingSession:
         if self.config.ingest == "eager":
             plan = self._planned(self._layout.prompt(window.documents, None))
             _, report = self._ingestor.ensure(plan.stored, progress=progress)
+            needs = self._policy(None).needs
+            if needs is not None and needs.signal == "anchors":
+                self._anchors(plan)
             self._unreported += report.degraded
         self._window = window
         return report
@@ -407,17 +418,52 @@ class RollingSession:
             prefilled = full_prefill(plan, engine=self.engine, policy=policy, clock=self.clock)
             return prefilled, IngestReport()
         kv, report = self._ingestor.ensure(plan.stored)
+        signals = self._signals(plan, kv, policy=policy, report=report)
         prefilled = fused_prefill(
             plan,
             kv,
             engine=self.engine,
             policy=policy,
             ratio=ratio,
-            selection_layer=self.config.selection_layer,
+            signals=signals,
             room=room,
             clock=self.clock,
         )
         return prefilled, report
+
+    def _signals(
+        self, plan: Plan, kv: Sequence[SegmentKV], *, policy: Policy, report: IngestReport
+    ) -> Signals:
+        """How the score that `policy` needs is computed; says in `report` when layers had to be guessed."""
+        import torch
+
+        from rolling_kv.engine.stitch import PlacedKV
+        from rolling_kv.signals import Signals
+
+        anchors: list[PlacedKV] = []
+        if policy.needs is not None and policy.needs.signal == "anchors":
+            started = self.clock()
+            chosen = self._anchors(plan)
+            report.seconds += self.clock() - started
+            anchors = [
+                PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
+                for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
+            ]
+        critical = self.engine.critical_layers
+        if critical.guessed and policy.needs is not None and policy.needs.layers == "critical":
+            report.degraded.append(
+                f"The critical layers of {self.engine.name!r} were never measured; {policy.name} used "
+                "the layers "
+                f"{', '.join(map(str, critical.layers))}, {critical.source}."
+            )
+        return Signals(
+            selection_layer=self.config.selection_layer, critical_layers=critical.layers, anchors=anchors
+        )
+
+    def _anchors(self, plan: Plan) -> list[tuple[int, ...]]:
+        return self._ingestor.anchors(
+            plan.stored, rule=self.config.anchor_rule, ratio=self.config.anchor_ratio
+        )
 
     def _policy(self, name: str | None) -> Policy:
         return POLICIES.create(self.config.policy if name is None else name)

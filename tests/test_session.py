@@ -25,6 +25,7 @@ from rolling_kv.errors import (
     UnknownDocumentError,
     UnknownPolicyError,
 )
+from rolling_kv.policies import POLICIES
 from tests.engine.stock import stock_logits
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -100,6 +101,30 @@ def test_usage_partitions_the_prompt(llama_engine: TransformersHost, conditionin
         exact = {"isolated": 1, "instruction": 2, "window:1": 3, "window:3": 5}[conditioning]
         assert usage.prefix == sum(lengths[:exact])
         assert all(usage.prefix <= position < usage.prefix + reusable for position in answer.trace.selected)
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"full-prefill", "direct-reuse"}))
+def test_every_policy_recomputes_exactly_k_and_does_not_look_at_history(
+    llama_engine: TransformersHost, tmp_path: Path, policy: str
+) -> None:
+    fingerprints = set()
+    for store, start in ((None, 2), (tmp_path, 0), (tmp_path, 1)):
+        with open_session(llama_engine, policy=policy, ratio=0.2, store=store) as session:
+            for number in range(start, 8):
+                session.append(note(number))
+                if number % 3 == 0:
+                    session.ask(QUERY, max_new_tokens=1)
+            answer = session.ask(QUERY, max_new_tokens=1)
+        usage = answer.usage
+        assert partition(answer) == usage.prompt_tokens
+        assert usage.recomputed == int(0.2 * (usage.reused + usage.recomputed)) == len(answer.trace.selected)
+        assert list(answer.trace.selected) == sorted(set(answer.trace.selected))
+        assert usage.prefix <= answer.trace.selected[0]
+        assert answer.trace.selected[-1] < usage.prompt_tokens - usage.computed
+        assert bool(usage.degraded) == policy.startswith("qcfuse"), "critical layers were guessed"
+        assert 1 <= answer.trace.selection.segments <= usage.recomputed
+        fingerprints.add((answer.trace.logits_fingerprint, answer.trace.selected))
+    assert len(fingerprints) == 1
 
 
 def test_direct_reuse_and_full_prefill_account_for_themselves(llama_engine: TransformersHost) -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
+from rolling_kv.engine.critical import critical_layers
 from rolling_kv.engine.families import require_supported
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.rope import rope_of
@@ -49,6 +50,7 @@ class TransformersHost:
         self.max_positions: int = config.max_position_embeddings
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self.critical_layers = critical_layers(config)
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
         self._lock = RLock()
@@ -73,8 +75,8 @@ class TransformersHost:
         ids = declared if isinstance(declared, list) else [declared, self.tokenizer.eos_id]
         return frozenset(token for token in ids if token is not None)
 
-    def stitch(self, placed: Sequence[PlacedKV], *, capacity: int) -> StitchedKV:
-        """The stored segments at their request positions, with room for `capacity` positions."""
+    def stitch(self, placed: Sequence[PlacedKV], *, capacity: int, packed: bool = False) -> StitchedKV:
+        """The stored segments at their request positions, in buffers of `capacity` slots."""
         return StitchedKV(
             placed,
             capacity=capacity,
@@ -83,6 +85,7 @@ class TransformersHost:
             head_dim=self.head_dim,
             dtype=self.dtype,
             device=self.device,
+            packed=packed,
         )
 
     def extend(self, context: Sequence[SegmentKV], token_ids: Sequence[int]) -> SegmentKV:
@@ -100,7 +103,7 @@ class TransformersHost:
         stop = start + len(token_ids)
         stitched = self.stitch(placed, capacity=stop)
         rows = torch.arange(start, stop, device=self.device)
-        self._run(token_ids, rows=rows, stitched=stitched, stop=stop)
+        self.run(token_ids, rows=rows, stitched=stitched, stop=stop)
         layers = [stitched.layer(index) for index in range(self.layers)]
         return SegmentKV(
             k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),
@@ -110,22 +113,21 @@ class TransformersHost:
         )
 
     def deviations(
-        self, stitched: StitchedKV, token_ids: Sequence[int], *, first: int, layer: int
+        self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """Squared key deviation of every position from `first` on, at `layer`: d_i = |K_i(current) -
-        K_i(stored)|^2.
+        """d_i = |K_i(current) - K_i(stored)|^2 at `layer`, for the positions `rows`, ascending.
 
-        Runs all those rows up to that layer's keys, and leaves what it computed in `stitched`: up to the
-        selection layer the KV is fresh for all positions (Yao et al., 2025, section 4; LMCache's selection).
+        Runs those rows up to the layer's keys, and leaves what it computed in `stitched`: up to the selection
+        layer their KV is fresh (Yao et al., 2025, section 4; LMCache's selection).
 
         Returns:
-            [len(token_ids) - first], float32. Positions that were not stored deviate from zero keys.
+            [rows], float32. Positions that were not stored deviate from zero keys.
         """
-        stop = len(token_ids)
-        rows = torch.arange(first, stop, device=self.device)
-        stored = stitched.layer(layer)[0][0, :, first:stop].clone()
-        self._run(token_ids[first:], rows=rows, stitched=stitched, stop=stop, last_layer=layer)
-        current = stitched.layer(layer)[0][0, :, first:stop]
+        rows = rows.to(self.device)
+        stored = stitched.layer(layer)[0][0, :, rows].clone()
+        ids = [token_ids[row] for row in rows.tolist()]
+        self.run(ids, rows=rows, stitched=stitched, stop=len(token_ids), last_layer=layer)
+        current = stitched.layer(layer)[0][0, :, rows]
         return (current.float() - stored.float()).square().sum(dim=(0, 2))
 
     def fuse(self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor) -> torch.Tensor:
@@ -135,12 +137,12 @@ class TransformersHost:
             The logits after the last token, [vocabulary], float32.
         """
         ids = [token_ids[row] for row in rows.tolist()]
-        return self._run(ids, rows=rows.to(self.device), stitched=stitched, stop=len(token_ids))
+        return self.run(ids, rows=rows.to(self.device), stitched=stitched, stop=len(token_ids))
 
     def step(self, stitched: StitchedKV, token_id: int, *, position: int) -> torch.Tensor:
         """Decodes one token at `position`; the logits after it, [vocabulary], float32."""
         rows = torch.tensor([position], device=self.device)
-        return self._run([token_id], rows=rows, stitched=stitched, stop=position + 1)
+        return self.run([token_id], rows=rows, stitched=stitched, stop=position + 1)
 
     def stock_prefill(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, Any]:
         """Full prefill by the stock forward of transformers, with its own attention (sdpa) and cache.
@@ -155,26 +157,50 @@ class TransformersHost:
         """Decodes one token after a stock prefill; the logits after it, [vocabulary], float32."""
         return self._stock([token_id], cache)
 
-    def _run(
+    def run(
         self,
         token_ids: Sequence[int],
         *,
         rows: torch.Tensor,
         stitched: StitchedKV,
         stop: int,
+        slots: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        on_query: interception.OnQuery | None = None,
         last_layer: int | None = None,
     ) -> torch.Tensor:
-        """One call of the model for `rows`, whose KV is scattered into `stitched`, over positions before
-        `stop`."""
+        """One call of the model for some rows, whose KV is scattered into `stitched`.
+
+        Args:
+            token_ids, rows: the tokens to compute and their positions, ascending.
+            stop: attention sees the slots before it.
+            slots: where the rows' KV goes; their positions by default.
+            positions: of the slots before `stop`, ascending; None for 0, 1, 2, ...
+            on_query: looks at every layer's queries.
+            last_layer: the pass ends with the keys of this layer, or with its queries when somebody looks.
+
+        Returns:
+            The last row's logits, [vocabulary], float32; empty when the pass ended early.
+        """
+        targets = rows if slots is None else slots
 
         def update(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             all_keys, all_values = stitched.layer(layer)
-            all_keys.index_copy_(2, rows, keys)
-            all_values.index_copy_(2, rows, values)
-            if layer == last_layer:
+            all_keys.index_copy_(2, targets, keys)
+            all_values.index_copy_(2, targets, values)
+            if layer == last_layer and on_query is None:
                 raise _LayerReached
             return all_keys[:, :, :stop], all_values[:, :, :stop]
 
+        def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
+            assert on_query is not None
+            on_query(layer, query, scaling, sliding_window)
+            if layer == last_layer:
+                raise _LayerReached
+
+        view = interception.PassView(
+            rows=rows, positions=positions, on_query=None if on_query is None else look
+        )
         with self._lock, torch.inference_mode():
             try:
                 output = self._model(
@@ -182,7 +208,7 @@ class TransformersHost:
                     position_ids=rows[None],
                     use_cache=True,
                     logits_to_keep=1,
-                    rolling_rows=rows,
+                    rolling=view,
                     **{self._cache_argument: interception.PassCache(update)},
                 )
             except _LayerReached:

@@ -9,6 +9,7 @@ nothing is global.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,24 @@ from rolling_kv.engine.kernels import sparse_row_attention
 ATTENTION_NAME = "rolling_kv"
 
 Update = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+OnQuery = Callable[[int, torch.Tensor, float, int | None], None]
+"""Called at each layer with its index, the queries [1, heads, rows, head_dim], their scaling and window."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassView:
+    """What the attention function knows of a pass: where rows and keys are, and who looks at the queries.
+
+    Args:
+        rows: [rows], positions, ascending.
+        positions: [keys], ascending; None for 0, 1, 2, ...
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor | None = None
+    on_query: OnQuery | None = None
 
 
 def register() -> None:
@@ -47,19 +66,27 @@ class PassCache(DynamicCache):  # type: ignore[misc, unused-ignore]  # untyped i
 
 
 def _attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    rolling_rows: torch.Tensor,
+    rolling: PassView,
     scaling: float,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    if rolling.on_query is not None:
+        rolling.on_query(module.layer_idx, query, scaling, sliding_window)
     out = sparse_row_attention(
-        query, key, value, rows=rolling_rows, scaling=scaling, sliding_window=sliding_window
+        query,
+        key,
+        value,
+        rows=rolling.rows,
+        scaling=scaling,
+        sliding_window=sliding_window,
+        positions=rolling.positions,
     )
     return out.transpose(1, 2).contiguous(), None
 

@@ -15,19 +15,29 @@ from rolling_kv.kv import SegmentKV
 
 @dataclass(frozen=True, slots=True)
 class PlacedKV:
-    """A segment's KV and the request position of its first token."""
+    """A segment's KV and the request position of its first token; `tokens`: only these of it, ascending."""
 
     kv: SegmentKV
     position: int
+    tokens: torch.Tensor | None = None
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        return torch.arange(len(self.kv)) if self.tokens is None else self.tokens
+
+    def taken(self, stored: torch.Tensor) -> torch.Tensor:
+        """Of `stored` [kv_heads, tokens, head_dim], the tokens that are placed."""
+        return stored if self.tokens is None else stored[:, self.tokens]
 
 
 class StitchedKV:
     """One buffer of keys and one of values a layer, filled when the layer is first asked for.
 
     Args:
-        placed: what is stored, in ascending positions; gaps stay zero until a pass scatters rows into them.
-        capacity: positions in the buffers.
+        placed: what is stored, in ascending positions.
+        capacity: slots in the buffers; those that nothing is placed in stay zero until a pass fills them.
         rope: moves the keys.
+        packed: placed tokens lie in slots 0, 1, 2, ... in their order, instead of at their positions.
         clock: seconds; `seconds` adds up what filling took.
     """
 
@@ -41,9 +51,10 @@ class StitchedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        packed: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._placed = [part for part in placed if len(part.kv)]
+        self._placed = list(placed)
         self._shape = (1, kv_heads, capacity, head_dim)
         self._rope = rope
         self._dtype = dtype
@@ -51,46 +62,40 @@ class StitchedKV:
         self._clock = clock
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.seconds = 0.0
-        self._positions = _positions([(part.position, len(part.kv)) for part in self._placed]).to(device)
-        self._moved = any(part.position != part.kv.start for part in self._placed)
+        self.positions = _joined([part.position + part.offsets for part in placed]).to(device)
+        self._slots = torch.arange(len(self.positions), device=device) if packed else self.positions
+        self._moved = any(part.position != part.kv.start for part in placed)
         self._rotations: list[Rotation] = []
         if self._moved:
-            stored = _positions([(part.kv.start, len(part.kv)) for part in self._placed]).to(device)
-            self._rotations = rope.rotations(stored, self._positions)
+            stored = _joined([part.kv.start + part.offsets for part in placed]).to(device)
+            self._rotations = rope.rotations(stored, self.positions)
 
     @property
     def capacity(self) -> int:
         return self._shape[2]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, each [1, kv_heads, capacity, head_dim]; the caller may write into
-        them."""
+        """Keys and values of a layer, each [1, kv_heads, capacity, head_dim], to write into."""
         if index not in self._layers:
             started = self._clock()
             self._layers[index] = self._fill(index)
             self.seconds += self._clock() - started
         return self._layers[index]
 
-    def replace_layer(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Puts what a pass computed afresh, [1, kv_heads, capacity, head_dim] each, in place of what is
-        stored."""
-        self._layers[index] = (keys, values)
-
     def _fill(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         values = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         if not self._placed:
             return keys, values
-        stored = torch.cat([part.kv.k[index] for part in self._placed], dim=1).to(self._device)
+        stored = torch.cat([part.taken(part.kv.k[index]) for part in self._placed], dim=1).to(self._device)
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
             stored = remap_keys(stored, cos, sin)
-        keys[0].index_copy_(1, self._positions, stored)
-        stored = torch.cat([part.kv.v[index] for part in self._placed], dim=1).to(self._device)
-        values[0].index_copy_(1, self._positions, stored)
+        keys[0].index_copy_(1, self._slots, stored)
+        stored = torch.cat([part.taken(part.kv.v[index]) for part in self._placed], dim=1).to(self._device)
+        values[0].index_copy_(1, self._slots, stored)
         return keys, values
 
 
-def _positions(runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """The positions of runs of (first position, length), one after the other."""
-    return torch.cat([torch.arange(0), *(torch.arange(start, start + length) for start, length in runs)])
+def _joined(runs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.arange(0), *runs])

@@ -16,8 +16,17 @@ if TYPE_CHECKING:
 _CLASSES = {
     "direct-reuse": "DirectReuse",
     "document-aligned": "DocumentAligned",
+    "epic": "Epic",
+    "fixed-chunk": "FixedChunk",
     "full-prefill": "FullPrefill",
+    "fusionrag": "FusionRAG",
+    "prophetkv": "ProphetKV",
+    "qcfuse": "QCFuse",
+    "qcfuse-spans": "QCFuseSpans",
+    "random-document": "RandomDocument",
+    "single-window": "SingleWindow",
     "token-topk": "TokenTopK",
+    "token-topk-gradual": "TokenTopKGradual",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -25,6 +25,26 @@ class Span:
         return self.stop - self.start
 
 
+Signal = Literal["deviation", "gradual-deviation", "query-only", "context", "anchors"]
+Layers = Literal["selection", "last", "critical", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A score of every reusable token that the engine computes for a policy, [N], float32.
+
+    Args:
+        signal: `deviation`: d_i, for all tokens; `gradual-deviation`: d_i after ever fewer candidates ran
+            ever deeper, minus infinity for those that dropped out; `query-only`, `context`, `anchors`:
+            attention from a query that saw itself alone, the whole stitched context, or the documents'
+            anchors.
+        layers: at the selection layer, the model's last, its critical ones (summed), or all (summed).
+    """
+
+    signal: Signal
+    layers: Layers
+
+
 @dataclass(frozen=True, slots=True)
 class SelectionInput:
     """What a policy may look at.
@@ -32,24 +52,24 @@ class SelectionInput:
     Args:
         k: how many tokens to select, 0 < k < N.
         spans: the segments, in order, covering 0 to N without overlap.
-        deviation: d_i of every reusable token, [N], float32; None unless the policy needs it.
+        score: what the policy needs, [N], float32, on the CPU; None when it needs nothing.
     """
 
     k: int
     spans: Sequence[Span]
-    deviation: torch.Tensor | None
+    score: torch.Tensor | None = None
+
+    def required_score(self) -> torch.Tensor:
+        assert self.score is not None, "the engine computes the score that a policy needs"
+        return self.score
 
     @property
     def tokens(self) -> int:
         return self.spans[-1].stop if self.spans else 0
 
-    def require_deviation(self) -> torch.Tensor:
-        assert self.deviation is not None, "the engine computes deviations for a policy that needs them"
-        return self.deviation
-
 
 class Policy(Protocol):
-    """A recompute policy. Implementations are frozen dataclasses with one method."""
+    """A recompute policy. Implementations are frozen dataclasses with one method to write."""
 
     @property
     def name(self) -> str:
@@ -67,8 +87,8 @@ class Policy(Protocol):
         ...
 
     @property
-    def needs_deviation(self) -> bool:
-        """Whether `select` reads the deviations, which cost the layers up to the selection layer."""
+    def needs(self) -> Need | None:
+        """The score that `select` reads; None when it looks at spans alone."""
         ...
 
     def select(self, given: SelectionInput) -> torch.Tensor:

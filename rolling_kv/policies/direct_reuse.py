@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from rolling_kv.policies.base import SelectionInput
+from rolling_kv.policies.base import Need, SelectionInput
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DirectReuse:
     name: ClassVar[str] = "direct-reuse"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = False
-    needs_deviation: ClassVar[bool] = False
+    needs: ClassVar[Need | None] = None
 
     def select(self, given: SelectionInput) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)

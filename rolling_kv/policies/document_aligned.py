@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from rolling_kv.policies.base import SelectionInput
+from rolling_kv.policies.base import Need, SelectionInput
 from rolling_kv.policies.spans import fill_spans, rank_by_mean
 
 
@@ -18,8 +18,8 @@ class DocumentAligned:
     name: ClassVar[str] = "document-aligned"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs_deviation: ClassVar[bool] = True
+    needs: ClassVar[Need | None] = Need("deviation", "selection")
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        deviation = given.require_deviation().cpu()
-        return fill_spans(rank_by_mean(given.spans, deviation), score=deviation, k=given.k)
+        score = given.required_score()
+        return fill_spans(rank_by_mean(given.spans, score), score=score, k=given.k)

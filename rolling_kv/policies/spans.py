@@ -1,4 +1,4 @@
-"""Filling a budget with spans: the rule that all span policies share."""
+"""Spending a budget on tokens or spans: the rules that policies share."""
 
 from __future__ import annotations
 
@@ -48,3 +48,8 @@ def best_window(score: torch.Tensor, length: int) -> int:
     total = torch.cat((torch.zeros(1, dtype=torch.float64), score.double().cpu().cumsum(0)))
     sums = total[length:] - total[:-length]
     return int((sums == sums.max()).nonzero()[0])
+
+
+def largest(score: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k largest scores, the earlier ones first among equals; [k], int64, ascending."""
+    return torch.sort(score, descending=True, stable=True).indices[:k].sort().values

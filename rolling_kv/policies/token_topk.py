@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from rolling_kv.policies.base import SelectionInput
+from rolling_kv.policies.base import Need, SelectionInput
+from rolling_kv.policies.spans import largest
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,7 @@ class TokenTopK:
     name: ClassVar[str] = "token-topk"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs_deviation: ClassVar[bool] = True
+    needs: ClassVar[Need | None] = Need("deviation", "selection")
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        order = torch.sort(given.require_deviation(), descending=True, stable=True).indices
-        return order[: given.k].sort().values.cpu()
+        return largest(given.required_score(), given.k)

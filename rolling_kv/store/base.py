@@ -35,6 +35,15 @@ class KVStore(Protocol):
         """
         ...
 
+    def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
+        """The anchor tokens of that lineage, by rule and ratio (`kind`), or None when they were never
+        stored."""
+        ...
+
+    def put_anchors(self, lineage: Lineage, kind: str, tokens: tuple[int, ...]) -> None:
+        """Keeps the anchor tokens of a lineage. Storing them again changes nothing."""
+        ...
+
     def __len__(self) -> int:
         """How many segments it holds, over all namespaces."""
         ...

@@ -88,6 +88,14 @@ class DiskStore:
             size = path.stat().st_size
             self._index.add(lineage, checksum=checksum, size=size, created=self._clock())
 
+    def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
+        with self._translated_errors():
+            return self._index.find_anchors(lineage.key, kind)
+
+    def put_anchors(self, lineage: Lineage, kind: str, tokens: tuple[int, ...]) -> None:
+        with self._translated_errors():
+            self._index.add_anchors(lineage.key, kind, tokens)
+
     def __len__(self) -> int:
         with self._translated_errors():
             return len(self._index)

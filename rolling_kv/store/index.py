@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,17 @@ class StoreIndex:
         with self._transaction():
             self._database.execute("delete from segments where key = ?", [key])
 
+    def find_anchors(self, key: str, kind: str) -> tuple[int, ...] | None:
+        with self._lock:
+            found = self._database.query("select * from anchors where key = ? and kind = ?", [key, kind])
+            row = next(found, None)
+        return None if row is None else tuple(json.loads(row["tokens"]))
+
+    def add_anchors(self, key: str, kind: str, tokens: tuple[int, ...]) -> None:
+        row = {"key": key, "kind": kind, "tokens": json.dumps(tokens)}
+        with self._transaction():
+            self._database.table("anchors").insert(row, pk=("key", "kind"), replace=True)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         with self._lock:
             return iter(list(self._database.query("select * from segments order by key")))
@@ -123,4 +135,7 @@ class StoreIndex:
                 columns | {"bytes": int, "checksum": str, "created": float}, pk="key"
             )
             self._database.table("namespaces").create(owner, pk="namespace")
+            self._database.table("anchors").create(
+                {"key": str, "kind": str, "tokens": str}, pk=("key", "kind")
+            )
             self._database.execute(f"pragma user_version = {FORMAT_VERSION}")

@@ -21,6 +21,7 @@ class MemoryStore:
         self._limit = limit
         self._bytes = 0
         self._segments: OrderedDict[str, SegmentKV] = OrderedDict()
+        self._anchors: dict[tuple[str, str], tuple[int, ...]] = {}  # a few numbers a segment, never dropped
         self._lock = Lock()
 
     def claim(self, namespace: str, identity: ModelIdentity) -> None:
@@ -43,6 +44,12 @@ class MemoryStore:
                 _, dropped = self._segments.popitem(last=False)
                 self._bytes -= dropped.nbytes
 
+    def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
+        return self._anchors.get((lineage.key, kind))
+
+    def put_anchors(self, lineage: Lineage, kind: str, tokens: tuple[int, ...]) -> None:
+        self._anchors[lineage.key, kind] = tokens
+
     def __len__(self) -> int:
         return len(self._segments)
 
@@ -52,4 +59,5 @@ class MemoryStore:
 
     def close(self) -> None:
         self._segments.clear()
+        self._anchors.clear()
         self._bytes = 0

@@ -106,7 +106,7 @@ def test_deviations_are_the_distance_to_the_stock_keys(tiny_engine: Transformers
     for layer in (1, 3):
         stitched = stitched_in_parts(tiny_engine, [ids[:30], ids[30:80], ids[80:]], capacity=110)
         stored = stitched.layer(layer)[0][0].clone()
-        ours = tiny_engine.deviations(stitched, ids, first=30, layer=layer)
+        ours = tiny_engine.deviations(stitched, ids, rows=torch.arange(30, 110), layer=layer)
         current = stock_kv(tiny_engine, ids)[layer][0]
         expected = (current.double() - stored.double()).square().sum(dim=(0, 2))[30:]
         torch.testing.assert_close(ours.double(), expected, atol=1e-3, rtol=1e-4)

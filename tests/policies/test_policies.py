@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from rolling_kv.errors import UnknownPolicyError
 from rolling_kv.policies import POLICIES
 from rolling_kv.policies.base import SelectionInput, Span, budget
+from rolling_kv.policies.fixed_chunk import FixedChunk
+from rolling_kv.policies.random_document import RandomDocument
 
 
 def literal_token_topk(deviation: list[float], k: int) -> list[int]:
@@ -65,21 +68,94 @@ def selections(draw: st.DrawFn) -> tuple[list[float], list[tuple[int, int]], int
 
 
 def given_input(deviation: list[float], spans: list[tuple[int, int]], k: int) -> SelectionInput:
-    return SelectionInput(k=k, spans=[Span(*span) for span in spans], deviation=torch.tensor(deviation))
+    return SelectionInput(k=k, spans=[Span(*span) for span in spans], score=torch.tensor(deviation))
 
 
-@settings(max_examples=300, deadline=None)
-@given(selections())
-def test_token_topk_is_its_equation(case: tuple[list[float], list[tuple[int, int]], int]) -> None:
-    chosen = POLICIES.create("token-topk").select(given_input(*case))
+def literal_single_window(deviation: list[float], k: int) -> list[int]:
+    """The window of k tokens with the largest total, the earliest of equal ones."""
+    totals = [sum(Fraction(d) for d in deviation[at : at + k]) for at in range(len(deviation) - k + 1)]
+    first = totals.index(max(totals))
+    return list(range(first, first + k))
+
+
+def literal_fixed_chunk(deviation: list[float], k: int, *, length: int) -> list[int]:
+    """Chunks of `length` after half a chunk, so that they cross documents; ranked and filled like
+    documents."""
+    chunks, start = [], 0
+    while start < len(deviation):
+        stop = min(len(deviation), start + (length // 2 if start == 0 else length))
+        chunks.append((start, stop))
+        start = stop
+    return literal_document_aligned(deviation, chunks, k)
+
+
+def literal_epic(spans: list[tuple[int, int]], k: int) -> list[int]:
+    """One token of every document in turn, from its beginning, until k are taken."""
+    chosen: list[int] = []
+    depth = 0
+    while len(chosen) < k:
+        for start, stop in spans:
+            if start + depth < stop and len(chosen) < k:
+                chosen.append(start + depth)
+        depth += 1
+    return sorted(chosen)
+
+
+TOP_K = ("token-topk", "token-topk-gradual", "fusionrag", "prophetkv", "qcfuse")
+BY_DOCUMENT = ("document-aligned", "qcfuse-spans")
+
+
+@pytest.mark.parametrize("name", TOP_K)
+@settings(max_examples=100, deadline=None)
+@given(case=selections())
+def test_the_largest_scores(name: str, case: tuple[list[float], list[tuple[int, int]], int]) -> None:
+    chosen = POLICIES.create(name).select(given_input(*case))
     assert chosen.tolist() == literal_token_topk(case[0], case[2])
 
 
-@settings(max_examples=300, deadline=None)
-@given(selections())
-def test_document_aligned_is_its_equation(case: tuple[list[float], list[tuple[int, int]], int]) -> None:
-    chosen = POLICIES.create("document-aligned").select(given_input(*case))
+@pytest.mark.parametrize("name", BY_DOCUMENT)
+@settings(max_examples=200, deadline=None)
+@given(case=selections())
+def test_whole_documents_by_their_mean(
+    name: str, case: tuple[list[float], list[tuple[int, int]], int]
+) -> None:
+    chosen = POLICIES.create(name).select(given_input(*case))
     assert chosen.tolist() == literal_document_aligned(*case)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=selections(), length=st.integers(2, 12))
+def test_windows_chunks_and_beginnings(
+    case: tuple[list[float], list[tuple[int, int]], int], length: int
+) -> None:
+    deviation, spans, k = case
+    given = given_input(*case)
+    assert POLICIES.create("single-window").select(given).tolist() == literal_single_window(deviation, k)
+    chunked = FixedChunk(length=length).select(given).tolist()
+    assert chunked == literal_fixed_chunk(deviation, k, length=length)
+    assert POLICIES.create("epic").select(given).tolist() == literal_epic(spans, k)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=selections(), seed=st.integers(0, 5))
+def test_random_documents_are_whole_and_the_same_for_a_seed(
+    case: tuple[list[float], list[tuple[int, int]], int], seed: int
+) -> None:
+    given = SelectionInput(k=case[2], spans=[Span(*span) for span in case[1]])
+    chosen = RandomDocument(seed=seed).select(given).tolist()
+    assert chosen == RandomDocument(seed=seed).select(given).tolist()
+    assert len(set(chosen)) == case[2]
+    cut = [span for span in case[1] if 0 < len(set(range(*span)) & set(chosen)) < span[1] - span[0]]
+    assert len(cut) <= 1, "at most one document is taken in part"
+    for start, stop in cut:
+        inside = [index for index in chosen if start <= index < stop]
+        assert inside == list(range(start, start + len(inside))), "and then its beginning"
+
+
+def test_random_documents_differ_between_seeds() -> None:
+    spans = [Span(10 * n, 10 * n + 10) for n in range(12)]
+    given = SelectionInput(k=30, spans=spans)
+    assert len({tuple(RandomDocument(seed=seed).select(given).tolist()) for seed in range(6)}) > 3
 
 
 @pytest.mark.parametrize("name", ["token-topk", "document-aligned"])
@@ -140,9 +216,16 @@ def test_budget_is_the_equation(tokens: int, ratio: float) -> None:
 
 
 def test_the_registry_makes_what_it_names() -> None:
-    assert list(POLICIES) == ["direct-reuse", "document-aligned", "full-prefill", "token-topk"]
+    assert len(list(POLICIES)) == 13
     for name in POLICIES:
         assert POLICIES.create(name).name == name
         assert POLICIES.create(name) is not POLICIES.create(name)
-    with pytest.raises(UnknownPolicyError, match=r"'magic'.*Known ones: direct-reuse, document-aligned"):
+    with pytest.raises(
+        UnknownPolicyError, match=r"'magic'.*Known ones: direct-reuse, document-aligned, epic"
+    ):
         POLICIES.create("magic")
+
+
+def test_every_policy_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert [name for name in POLICIES if f"| `{name}` |" not in page] == []

@@ -16,8 +16,9 @@ def sparse_row_attention(
     rows: torch.Tensor,
     scaling: float,
     sliding_window: int | None = None,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of the rows at positions `rows` over keys at positions 0, 1, 2, ...; causal by position.
+    """Attention of the rows at positions `rows` over keys at `positions`; causal by position.
 
     A row at position p sees key j when j <= p and, with a sliding window w, p - j < w. Rows are taken in
     blocks, and a block reads only the keys between the first and the last that one of its rows sees.
@@ -27,32 +28,44 @@ def sparse_row_attention(
         key, value: [1, kv_heads, keys, head_dim]; heads are grouped.
         rows: [rows], ascending positions.
         scaling: multiplies the scores.
-        sliding_window: keys that a row sees at most, itself included.
+        sliding_window: how far back a row sees, itself included, in positions.
+        positions: [keys], ascending; None for 0, 1, 2, ...
 
     Returns:
         [1, heads, rows, head_dim].
     """
     row_count, key_count = query.shape[2], key.shape[2]
-    slides = sliding_window is not None and sliding_window < key_count
-    if row_count == key_count and row_count > 1 and not slides:
+    dense = positions is None
+    keys = torch.arange(key_count, device=key.device) if positions is None else positions
+    slides = sliding_window is not None and (not dense or sliding_window < key_count)
+    if dense and row_count == key_count and row_count > 1 and not slides:
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
     out = torch.empty_like(query)
-    positions = torch.arange(key_count, device=key.device)
     for start in range(0, row_count, _BLOCK_ROWS):
         block = slice(start, min(start + _BLOCK_ROWS, row_count))
         block_rows = rows[block]
-        first, last = int(block_rows[0]), int(block_rows[-1])
-        low = max(0, first - sliding_window + 1) if slides and sliding_window is not None else 0
-        keys = positions[low : last + 1]
-        visible = keys[None, :] <= block_rows[:, None]
-        if slides and sliding_window is not None:
-            visible &= block_rows[:, None] - keys[None, :] < sliding_window
+        oldest = int(block_rows[0]) - (sliding_window or 0) + 1 if slides else 0
+        low = int(torch.searchsorted(keys, oldest))
+        high = int(torch.searchsorted(keys, int(block_rows[-1]), right=True))
+        visible = visible_keys(block_rows, keys[low:high], sliding_window if slides else None)
         out[:, :, block] = _grouped(
-            query[:, :, block], key[:, :, low : last + 1], value[:, :, low : last + 1], visible, scaling
+            query[:, :, block], key[:, :, low:high], value[:, :, low:high], visible, scaling
         )
     return out
+
+
+def visible_keys(rows: torch.Tensor, keys: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
+    """Which keys, by position, a row sees: none after it, and none further back than the window.
+
+    Returns:
+        [rows, keys], bool.
+    """
+    visible = keys[None, :] <= rows[:, None]
+    if sliding_window is not None:
+        visible &= rows[:, None] - keys[None, :] < sliding_window
+    return visible
 
 
 def _grouped(

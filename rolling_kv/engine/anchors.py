@@ -1,0 +1,83 @@
+"""Anchors: the few tokens of a document that stand for it when a query is probed (QCFuse, section 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from rolling_kv.engine.host import TransformersHost
+from rolling_kv.engine.kernels import attention_peak
+from rolling_kv.engine.stitch import PlacedKV
+from rolling_kv.kv import SegmentKV
+
+AnchorRule = Literal["kvzip", "knorm", "sink"]
+
+DEFAULT_RULE: AnchorRule = "kvzip"
+DEFAULT_RATIO = 0.1
+
+_REPEAT = "\n\nRepeat the previous context exactly:\n"
+
+
+def anchor_tokens(
+    engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule, ratio: float
+) -> tuple[int, ...]:
+    """Indices within the segment, ascending: the ceil(ratio * tokens) with the largest score (equation 14).
+
+    Args:
+        context: the KV of the segments that `kv` was computed after.
+        rule: `kvzip`: the most attention that each token gets while the model repeats the segment (Kim et
+            al., 2025); `knorm`: the smallest key norms (Devoto et al., 2024); `sink`: the first tokens.
+    """
+    count = math.ceil(ratio * len(kv))
+    scores = _scores(engine, context, kv, rule=rule)
+    best = torch.sort(scores, descending=True, stable=True).indices[:count]
+    return tuple(best.sort().values.tolist())
+
+
+def _scores(
+    engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule
+) -> torch.Tensor:
+    if rule == "sink":
+        return -torch.arange(len(kv), dtype=torch.float32)
+    if rule == "knorm":
+        norms: torch.Tensor = kv.k.float().norm(dim=-1)
+        return -norms.mean(dim=(0, 1)).cpu()
+    return _reconstruction(engine, context, kv)
+
+
+def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV) -> torch.Tensor:
+    """Per token the largest attention from a repetition of the segment, averaged over layers and key
+    heads."""
+    start, stop = kv.start, kv.start + len(kv)
+    repeat = (*engine.tokenizer.encode(_REPEAT, special=False), *kv.token_ids)
+    placed = [PlacedKV(kv=part, position=part.start) for part in (*context, kv)]
+    stitched = engine.stitch(placed, capacity=stop + len(repeat))
+    rows = torch.arange(stop, stop + len(repeat), device=engine.device)
+    positions = torch.arange(stop + len(repeat), device=engine.device)
+    peaks = torch.zeros(len(kv), dtype=torch.float32, device=engine.device)
+
+    def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
+        peaks.add_(
+            attention_peak(
+                query,
+                stitched.layer(layer)[0],
+                rows=rows,
+                positions=positions,
+                context=stop,
+                scaling=scaling,
+                sliding_window=sliding_window,
+            )[start:]
+        )
+
+    engine.run(
+        repeat,
+        rows=rows,
+        stitched=stitched,
+        stop=stop + len(repeat),
+        on_query=look,
+        last_layer=engine.layers - 1,
+    )
+    return peaks.cpu() / engine.layers

@@ -1,0 +1,83 @@
+"""Attention mass from a query to its context: the torch reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rolling_kv.engine.kernels.torch_attention import visible_keys
+
+
+def attention_mass(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    context: int,
+    scaling: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """Attention that each context token receives, summed over query tokens and heads.
+
+    Weights are those of the full softmax, over the context and the causal query tokens (QCFuse, equation 10).
+    One key head is taken at a time, so that scores of all heads are never held at once.
+
+    Args:
+        query: [1, heads, rows, head_dim].
+        key: [1, kv_heads, keys, head_dim]; the first `context` are the context's, the others the query's.
+        rows: [rows], positions of the query tokens, ascending.
+        positions: [keys], positions of the keys, ascending.
+        scaling: multiplies the scores.
+        sliding_window: how far back a row sees, itself included, in positions.
+
+    Returns:
+        [context], float32.
+    """
+    mass = torch.zeros(context, dtype=torch.float32, device=key.device)
+    for weights in _weights(query, key, rows, positions, scaling, sliding_window):
+        mass += weights[..., :context].sum(dim=(0, 1))
+    return mass
+
+
+def attention_peak(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    context: int,
+    scaling: float,
+    sliding_window: int | None = None,
+) -> torch.Tensor:
+    """The most attention that a query token and head of a group pays to each context token, averaged over
+    groups.
+
+    Arguments are those of `attention_mass` (Kim et al., 2025, KVzip: the importance of a KV entry).
+
+    Returns:
+        [context], float32.
+    """
+    peak = torch.zeros(context, dtype=torch.float32, device=key.device)
+    for weights in _weights(query, key, rows, positions, scaling, sliding_window):
+        peak += weights[..., :context].amax(dim=(0, 1))
+    return peak / key.shape[1]
+
+
+def _weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    scaling: float,
+    sliding_window: int | None,
+) -> Iterator[torch.Tensor]:
+    """Softmax weights of one key head after the other, [heads of its group, rows, keys], float32."""
+    _, heads, row_count, head_dim = query.shape
+    group = heads // key.shape[1]
+    hidden = ~visible_keys(rows, positions, sliding_window)
+    for head in range(key.shape[1]):
+        packed = query[0, head * group : (head + 1) * group].reshape(group * row_count, head_dim)
+        scores = (packed @ key[0, head].T).float().mul_(scaling).view(group, row_count, -1)
+        yield scores.masked_fill_(hidden, float("-inf")).softmax(-1)

@@ -1,0 +1,72 @@
+"""Anchors against literal readings of their rules, and critical layers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+from rolling_kv.engine.anchors import anchor_tokens
+from rolling_kv.engine.critical import critical_layers
+from rolling_kv.engine.host import TransformersHost
+from tests.engine.stock import stock_attention
+
+
+def ids_of(count: int, *, seed: int) -> tuple[int, ...]:
+    source = random.Random(seed)
+    return tuple(source.randrange(256) for _ in range(count))
+
+
+CONTEXT, DOCUMENT = ids_of(12, seed=1), ids_of(31, seed=2)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
+def test_sinks_are_the_first_tokens(llama_engine: TransformersHost, ratio: float) -> None:
+    kv = llama_engine.extend([], DOCUMENT)
+    anchors = anchor_tokens(llama_engine, [], kv, rule="sink", ratio=ratio)
+    assert anchors == tuple(range(math.ceil(ratio * 31)))
+
+
+def test_knorm_keeps_the_smallest_keys(llama_engine: TransformersHost) -> None:
+    kv = llama_engine.extend([], DOCUMENT)
+    norms = []
+    for token in range(31):
+        heads = [kv.k[layer, head, token].double() for layer in range(6) for head in range(2)]
+        norms.append(sum(math.sqrt(float((key * key).sum())) for key in heads) / len(heads))
+    expected = sorted(sorted(range(31), key=lambda token: norms[token])[:4])
+    assert anchor_tokens(llama_engine, [], kv, rule="knorm", ratio=0.1) == tuple(expected)
+
+
+def test_kvzip_is_the_attention_from_a_repetition(tiny_engine: TransformersHost) -> None:
+    """Against transformers' own weights of the whole text: context, document, request to repeat, document."""
+    context = tiny_engine.extend([], CONTEXT)
+    kv = tiny_engine.extend([context], DOCUMENT)
+    ours = anchor_tokens(tiny_engine, [context], kv, rule="kvzip", ratio=0.2)
+    request = tiny_engine.tokenizer.encode("\n\nRepeat the previous context exactly:\n", special=False)
+    whole = torch.tensor([[*CONTEXT, *DOCUMENT, *request, *DOCUMENT]])
+    with torch.inference_mode(), stock_attention(tiny_engine) as model:
+        weights = model(whole, use_cache=False, output_attentions=True).attentions
+    first, last = len(CONTEXT), len(CONTEXT) + len(DOCUMENT)
+    scores = torch.zeros(len(DOCUMENT), dtype=torch.float64)
+    for layer in weights:
+        received = layer[0, :, last:, first:last].double()  # [heads, repetition, document]
+        groups = received.reshape(tiny_engine.kv_heads, -1, *received.shape[1:])
+        scores += groups.amax(dim=(1, 2)).mean(dim=0)
+    expected = scores.topk(math.ceil(0.2 * len(DOCUMENT))).indices.sort().values.tolist()
+    assert ours == tuple(expected)
+
+
+def test_published_and_guessed_critical_layers() -> None:
+    qwen = CONFIG_MAPPING["qwen3"](num_hidden_layers=36, hidden_size=4096)
+    assert critical_layers(qwen).layers == (20, 21, 19)
+    assert not critical_layers(qwen).guessed
+    llama = CONFIG_MAPPING["llama"](num_hidden_layers=30, hidden_size=576)
+    assert critical_layers(llama).guessed
+    assert sorted(critical_layers(llama).layers) == [13, 14, 15]
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    gemma = CONFIG_MAPPING["gemma3_text"](num_hidden_layers=18, layer_types=kinds * 3)
+    assert critical_layers(gemma).layers[0] == 11, "the full-attention layer of the middle third first"
+    assert len(critical_layers(CONFIG_MAPPING["llama"](num_hidden_layers=2)).layers) == 2
