@@ -64,8 +64,7 @@ class Plan:
 
 
 def make_plan(prompt: Prompt, *, conditioning: Conditioning, lineage_of: LineageOf) -> Plan:
-    """Plans a call: every segment but the query has stored KV, computed after what `conditioning` lets it
-    see."""
+    """Plans a call: all segments but the query have stored KV, computed after what they may see."""
     context = prompt.context
     stored = []
     for index, segment in enumerate(context):

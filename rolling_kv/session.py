@@ -453,8 +453,7 @@ class RollingSession:
         if critical.guessed and policy.needs is not None and policy.needs.layers == "critical":
             report.degraded.append(
                 f"The critical layers of {self.engine.name!r} were never measured; {policy.name} used "
-                "the layers "
-                f"{', '.join(map(str, critical.layers))}, {critical.source}."
+                f"the layers {', '.join(map(str, critical.layers))}, {critical.source}."
             )
         return Signals(
             selection_layer=self.config.selection_layer, critical_layers=critical.layers, anchors=anchors
@@ -484,7 +483,6 @@ class RollingSession:
         return PromptTooLongError(
             f"The prompt has {len(prompt)} tokens and the answer may take {room} more; the model "
             f"{self.engine.name!r} has {self.engine.max_positions} positions. Of the {len(documents)} "
-            "documents in "
-            f"the window the newest {fitting} would fit. Open the session with window={max(fitting, 1)} or "
-            "window_tokens=, evict documents, or lower max_new_tokens."
+            f"documents in the window the newest {fitting} would fit. Open the session with "
+            f"window={max(fitting, 1)} or window_tokens=, evict documents, or lower max_new_tokens."
         )

@@ -60,8 +60,7 @@ class Signals:
         return tuple(range(engine.layers)) if need.layers == "all" else self.critical_layers
 
     def _gradual(self, plan: Plan, *, engine: TransformersHost, stitched: StitchedKV, k: int) -> torch.Tensor:
-        """Deviations of ever fewer candidates at ever deeper layers; minus infinity for those that dropped
-        out.
+        """Deviations of ever fewer candidates at ever deeper layers; -inf for those that dropped out.
 
         The query runs along at every stage, as it does when the selection is recomputed (Yao et al., 2025,
         section 4.3, with the first stage over all tokens).

@@ -139,8 +139,7 @@ def read_documents(sources: list[str], *, lines: bool) -> list[tuple[str, str]]:
     if not found:
         raise ConfigError(
             "There is no document to ask about: the sources hold no text. Give text files, folders with "
-            ".txt or "
-            ".md files, or - for standard input."
+            ".txt or .md files, or - for standard input."
         )
     return _unique(found)
 
@@ -175,7 +174,6 @@ def _account(answer: Answer, *, documents: int, computed: int) -> str:
     parts = ", ".join(f"{usage[part]} {part}" for part in ("prefix", "reused", "recomputed", "computed"))
     return (
         f"{documents} documents, {computed} tokens computed to store them; prompt of "
-        f"{usage['prompt_tokens']} tokens: "
-        f"{parts}; first token after {answer.timing.ttft:.2f} s, {usage['output']} tokens in "
-        f"{answer.timing.total:.2f} s"
+        f"{usage['prompt_tokens']} tokens: {parts}; first token after {answer.timing.ttft:.2f} s, "
+        f"{usage['output']} tokens in {answer.timing.total:.2f} s"
     )

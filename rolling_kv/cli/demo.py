@@ -193,11 +193,9 @@ def summary_line(outcome: dict[str, float | int]) -> str:
     )
     return (
         f"[bold]{steps} steps: first token {outcome['ttft_speedup_median']:.1f} times sooner than full "
-        "prefill "
-        f"(medians {outcome['ttft_median']:.2f} s and {outcome['full_prefill_ttft_median']:.2f} s), after "
-        f"{outcome['append_seconds_median']:.2f} s at append; {agreeing} of {steps} answers equal full "
-        "prefill's, "
-        f"{right} right (full prefill {full}).[/bold]"
+        f"prefill (medians {outcome['ttft_median']:.2f} s and {outcome['full_prefill_ttft_median']:.2f} s), "
+        f"after {outcome['append_seconds_median']:.2f} s at append; {agreeing} of {steps} answers equal full "
+        f"prefill's, {right} right (full prefill {full}).[/bold]"
     )
 
 

@@ -25,8 +25,7 @@ Status = Literal["ok", "missing", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `needed`: without it rolling_kv does not run; `advice`: what to do, if
-    anything."""
+    """One line of the report; `needed` says that rolling_kv does not run without it."""
 
     name: str
     status: Status
@@ -39,8 +38,7 @@ def doctor(
     store: Annotated[Path | None, typer.Option(help="Also check that this store folder can be used.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Checks the installation, the device and the demo models. Exit code 1 when something needed is
-    missing."""
+    """Checks the installation, the device and the demo models; exit code 1 when it cannot run."""
     findings = list(examine(store))
     broken = [finding for finding in findings if finding.needed and finding.status != "ok"]
     if as_json:

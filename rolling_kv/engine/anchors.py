@@ -49,8 +49,7 @@ def _scores(
 
 
 def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV) -> torch.Tensor:
-    """Per token the largest attention from a repetition of the segment, averaged over layers and key
-    heads."""
+    """Per token the largest attention from a repetition of the segment, averaged over layers."""
     start, stop = kv.start, kv.start + len(kv)
     repeat = (*engine.tokenizer.encode(_REPEAT, special=False), *kv.token_ids)
     placed = [PlacedKV(kv=part, position=part.start) for part in (*context, kv)]

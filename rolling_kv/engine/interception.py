@@ -43,8 +43,7 @@ class PassView:
 
 
 def register() -> None:
-    """Makes the attention function known to transformers under `ATTENTION_NAME`; calling it again is
-    harmless."""
+    """Registers the attention function with transformers; doing so again is harmless."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 

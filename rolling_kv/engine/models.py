@@ -104,7 +104,6 @@ def _source(name: str | Path, progress: Progress | None) -> str:
     if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1 or not text.strip():
         raise ModelNotFoundError(
             f"There is no model folder {text!r}. Expected a folder with config.json and safetensors, a "
-            "hub id "
-            f"such as 'Qwen/Qwen3-0.6B', or one of: demo, {', '.join(DEMO_MODELS)}."
+            f"hub id such as 'Qwen/Qwen3-0.6B', or one of: demo, {', '.join(DEMO_MODELS)}."
         )
     return text

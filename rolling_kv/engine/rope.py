@@ -43,8 +43,7 @@ class Rope:
         return digest.hexdigest()
 
     def rotations(self, stored: torch.Tensor, requested: torch.Tensor) -> list[Rotation]:
-        """For every table, the rotation of each token from its stored to its requested position, [tokens]
-        each.
+        """For every table, the rotation of each token from `stored` to `requested`, [tokens] positions.
 
         The model rounds its angles to float32. Taking the difference of the two rounded angles, in float64,
         gives the keys that the model itself would give there, also far from where they were stored.
@@ -75,8 +74,7 @@ def rope_of(model: Any, *, name: str, head_dim: int) -> Rope:
         if kind not in _STATIC_ROPE:
             raise UnsupportedModelError(
                 f"The model {name!r} uses {kind!r} rope, whose frequencies depend on the prompt's "
-                "length, so its "
-                f"keys cannot be moved. Supported: {', '.join(_STATIC_ROPE)}."
+                f"length, so its keys cannot be moved. Supported: {', '.join(_STATIC_ROPE)}."
             )
         table = module.inv_freq if layer_type is None else getattr(module, f"{layer_type}_inv_freq")
         if 2 * table.numel() != head_dim:

@@ -44,8 +44,7 @@ class ModelTokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """Token ids of `text`, nothing added; the spelling of a special token counts as one only if
-        `special`."""
+        """Token ids of `text`, nothing added; special tokens are recognised only if `special`."""
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"]
         return tuple(ids)
 

@@ -14,8 +14,7 @@ from rolling_kv.policies.spans import fill_spans
 
 @dataclass(frozen=True)
 class RandomDocument:
-    """Segments in the order of `seed`, filled like documents; it looks at no score, so a cut one keeps its
-    start."""
+    """Segments in the order of `seed`, filled like documents; one that is cut keeps its beginning."""
 
     name: ClassVar[str] = "random-document"
     reuses: ClassVar[bool] = True

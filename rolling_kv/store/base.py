@@ -36,8 +36,7 @@ class KVStore(Protocol):
         ...
 
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
-        """The anchor tokens of that lineage, by rule and ratio (`kind`), or None when they were never
-        stored."""
+        """The anchor tokens of that lineage by rule and ratio (`kind`), or None."""
         ...
 
     def put_anchors(self, lineage: Lineage, kind: str, tokens: tuple[int, ...]) -> None:

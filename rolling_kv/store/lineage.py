@@ -54,8 +54,7 @@ class Lineage:
 
 
 def make_lineage(identity: ModelIdentity, *, namespace: str, path: Sequence[Sequence[int]]) -> Lineage:
-    """The lineage of the last of `path`'s segments, computed after the ones before it, packed from position
-    0."""
+    """The lineage of the last segment of `path`, after the ones before it, packed from position 0."""
     steps = []
     start = 0
     for token_ids in path:

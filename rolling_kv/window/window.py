@@ -85,19 +85,7 @@ class Window:
                 "Use replace() to change it, or append under another id."
             )
         self._require_fit(document)
-        kept = [*self.documents, document]
-        evicted: list[Document] = []
-        while self._exceeds(kept):
-            oldest = next((i for i, present in enumerate(kept[:-1]) if not present.pinned), None)
-            if oldest is None:
-                raise WindowFullError(
-                    f"The window is full ({len(self)} documents, {self.tokens} tokens) and everything "
-                    "that could "
-                    "make room is pinned. Unpin or evict a document, or open the session with a larger "
-                    "window."
-                )
-            evicted.append(kept.pop(oldest))
-        return replace(self, documents=tuple(kept)), tuple(evicted)
+        return self._with_room_for(document, [*self.documents, document])
 
     def evict(self, document_id: str) -> tuple[Window, Document]:
         """Without that document; also one that is pinned, since it is asked for by name."""
@@ -117,18 +105,9 @@ class Window:
                 f"A document {document.id!r} is in the window already; ids are unique."
             )
         self._require_fit(document)
-        kept = [*self.documents[:index], document, *self.documents[index + 1 :]]
-        evicted: list[Document] = []
-        while self._exceeds(kept):
-            oldest = next((i for i, d in enumerate(kept) if not d.pinned and d is not document), None)
-            if oldest is None:
-                raise WindowFullError(
-                    f"Replacing {document_id!r} needs {document.tokens} tokens and everything that could "
-                    "make room "
-                    "is pinned. Unpin or evict a document first."
-                )
-            evicted.append(kept.pop(oldest))
-        return replace(self, documents=tuple(kept)), tuple(evicted)
+        return self._with_room_for(
+            document, [*self.documents[:index], document, *self.documents[index + 1 :]]
+        )
 
     def pin(self, document_id: str, *, pinned: bool = True) -> Window:
         """Marks a document so that appending never evicts it (or takes the mark away)."""
@@ -145,6 +124,20 @@ class Window:
         if self._exceeds(list(self.documents)):
             problems.append(f"{len(self)} documents and {self.tokens} tokens exceed the bounds")
         return problems
+
+    def _with_room_for(self, document: Document, kept: list[Document]) -> tuple[Window, tuple[Document, ...]]:
+        """A window of `kept` without the oldest that do not fit; `document` and pinned ones stay."""
+        evicted: list[Document] = []
+        while self._exceeds(kept):
+            oldest = next((i for i, d in enumerate(kept) if not d.pinned and d is not document), None)
+            if oldest is None:
+                raise WindowFullError(
+                    f"The window is full ({len(self)} documents, {self.tokens} tokens), {document.id!r} "
+                    f"needs {document.tokens} tokens, and everything that could make room is pinned. "
+                    "Unpin or evict a document, or open the session with a larger window."
+                )
+            evicted.append(kept.pop(oldest))
+        return replace(self, documents=tuple(kept)), tuple(evicted)
 
     def _exceeds(self, documents: list[Document]) -> bool:
         if self.max_documents is not None and len(documents) > self.max_documents:

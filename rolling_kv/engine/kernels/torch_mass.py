@@ -51,8 +51,7 @@ def attention_peak(
     scaling: float,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """The most attention that a query token and head of a group pays to each context token, averaged over
-    groups.
+    """The most attention to each context token from a query token and head, averaged over key heads.
 
     Arguments are those of `attention_mass` (Kim et al., 2025, KVzip: the importance of a KV entry).
 
