@@ -55,7 +55,7 @@ class DemoStep:
 
 def demo(
     steps: Annotated[int, typer.Option(help="Rolling steps.")] = 10,
-    window: Annotated[int, typer.Option(help="Documents in the window.")] = 16,
+    window: Annotated[int, typer.Option(help="Documents in the window.")] = 12,
     seed: Annotated[int, typer.Option(help="Of the stream of events.")] = 6,
     model: ModelOption = "demo",
     policy: PolicyOption = DEFAULT_POLICY,
@@ -167,7 +167,11 @@ def _step(
 
 def _ask(ask: Callable[..., Answer], question: MarketQuestion, **options: Any) -> Answer:
     return ask(
-        question.query, answer_prefix=question.answer_prefix, max_new_tokens=32, stop=("\n",), **options
+        question.query,
+        answer_prefix=question.answer_prefix,
+        max_new_tokens=32,
+        stop=("\n", " on "),
+        **options,
     )
 
 
