@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rolling_kv.errors import PromptTooLongError
 from rolling_kv.store import Lineage
 from rolling_kv.window import Conditioning, Prompt, Segment
 
@@ -73,3 +74,27 @@ def make_plan(prompt: Prompt, *, conditioning: Conditioning, lineage_of: Lineage
         lineages = tuple(lineage_of(path[: length + 1]) for length in range(len(path)))
         stored.append(StoredSegment(segment=segment, lineages=lineages, exact=seen == tuple(range(index))))
     return Plan(prompt=prompt, stored=tuple(stored))
+
+
+def require_positions(prompt: Prompt, *, room: int, positions: int, model: str) -> None:
+    """Checks that `prompt` and `room` more tokens fit into the `positions` of `model`.
+
+    Raises:
+        PromptTooLongError: they do not; it says how many of the documents would.
+    """
+    if len(prompt) + room <= positions:
+        return
+    documents = [segment for segment in prompt.segments if segment.kind == "document"]
+    left = positions - room - len(prompt) + sum(len(segment.token_ids) for segment in documents)
+    fitting = 0
+    for segment in reversed(documents):  # the newest ones, as eviction would leave them
+        left -= len(segment.token_ids)
+        if left < 0:
+            break
+        fitting += 1
+    raise PromptTooLongError(
+        f"The prompt has {len(prompt)} tokens and the answer may take {room} more; the model {model!r} has "
+        f"{positions} positions. Of the {len(documents)} documents in the window the newest {fitting} would "
+        f"fit. Open the session with window={max(fitting, 1)} or window_tokens=, evict documents, or lower "
+        "max_new_tokens."
+    )

@@ -19,9 +19,9 @@ from rolling_kv.config import (
     require_ratio,
     session_config,
 )
-from rolling_kv.errors import ConfigError, PromptTooLongError, SessionClosedError
+from rolling_kv.errors import ConfigError, SessionClosedError
 from rolling_kv.ingest import Ingestor, IngestReport, Progress
-from rolling_kv.plan import Plan, make_plan
+from rolling_kv.plan import Plan, make_plan, require_positions
 from rolling_kv.policies import POLICIES
 from rolling_kv.store import Lineage, make_lineage, open_store
 from rolling_kv.stream import AnswerStream
@@ -405,8 +405,7 @@ class RollingSession:
 
     def _plan(self, query: str, answer_prefix: str, *, room: int) -> Plan:
         prompt = self.prompt(query, answer_prefix=answer_prefix)
-        if len(prompt) + room > self.engine.max_positions:
-            raise self._too_long(prompt, room)
+        require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)
         return self._planned(prompt)
 
     def _prefill(
@@ -469,20 +468,3 @@ class RollingSession:
 
     def _ratio(self, ratio: float | None) -> float:
         return self.config.ratio if ratio is None else require_ratio(ratio)
-
-    def _too_long(self, prompt: Prompt, room: int) -> PromptTooLongError:
-        documents = [segment for segment in prompt.segments if segment.kind == "document"]
-        rest = len(prompt) - sum(len(segment.token_ids) for segment in documents)
-        left = self.engine.max_positions - rest - room
-        fitting = 0
-        for segment in reversed(documents):  # the newest ones, as eviction would leave them
-            left -= len(segment.token_ids)
-            if left < 0:
-                break
-            fitting += 1
-        return PromptTooLongError(
-            f"The prompt has {len(prompt)} tokens and the answer may take {room} more; the model "
-            f"{self.engine.name!r} has {self.engine.max_positions} positions. Of the {len(documents)} "
-            f"documents in the window the newest {fitting} would fit. Open the session with "
-            f"window={max(fitting, 1)} or window_tokens=, evict documents, or lower max_new_tokens."
-        )

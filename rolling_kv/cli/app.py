@@ -7,6 +7,7 @@ import typer
 from rolling_kv.cli.ask import ask
 from rolling_kv.cli.demo import demo
 from rolling_kv.cli.doctor import doctor
+from rolling_kv.cli.store import app as store_app
 
 app = typer.Typer(
     name="rolling-kv",
@@ -18,3 +19,4 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(ask)
 app.command()(doctor)
+app.add_typer(store_app, name="store")

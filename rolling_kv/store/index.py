@@ -6,18 +6,35 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 from sqlite_utils import Database
 
 from rolling_kv.errors import StoreFormatError, StoreModelMismatchError
 from rolling_kv.kv import ModelIdentity
-from rolling_kv.store.lineage import Lineage
 
 FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """What the index knows of a stored segment.
+
+    Args:
+        context_tokens: how many tokens it was computed after.
+        checksum: xxh3-128 (hex) of the payload file.
+        created: seconds since the epoch.
+    """
+
+    key: str
+    namespace: str
+    tokens: int
+    context_tokens: int
+    bytes: int
+    checksum: str
+    created: float
 
 
 class StoreIndex:
@@ -54,22 +71,14 @@ class StoreIndex:
                     "Pass another namespace= or another store= folder, or open that model."
                 )
 
-    def find(self, key: str) -> dict[str, Any] | None:
+    def find(self, key: str) -> SegmentRow | None:
         with self._lock:
-            return next(self._database.query("select * from segments where key = ?", [key]), None)
+            row = next(self._database.query("select * from segments where key = ?", [key]), None)
+        return None if row is None else SegmentRow(**row)
 
-    def add(self, lineage: Lineage, *, checksum: str, size: int, created: float) -> None:
-        row = {
-            "key": lineage.key,
-            "namespace": lineage.namespace,
-            "tokens": len(lineage.segment.token_ids),
-            "context_tokens": lineage.segment.start,
-            "bytes": size,
-            "checksum": checksum,
-            "created": created,
-        }
+    def add(self, row: SegmentRow) -> None:
         with self._transaction():
-            self._database.table("segments").insert(row, pk="key", replace=True)
+            self._database.table("segments").insert(asdict(row), pk="key", replace=True)
 
     def remove(self, key: str) -> None:
         with self._transaction():
@@ -86,9 +95,17 @@ class StoreIndex:
         with self._transaction():
             self._database.table("anchors").insert(row, pk=("key", "kind"), replace=True)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> list[SegmentRow]:
+        """Every segment, by namespace, oldest first."""
         with self._lock:
-            return iter(list(self._database.query("select * from segments order by key")))
+            found = self._database.query("select * from segments order by namespace, created, key")
+            return [SegmentRow(**row) for row in found]
+
+    def namespaces(self) -> dict[str, ModelIdentity]:
+        """Which model each namespace belongs to."""
+        with self._lock:
+            rows = list(self._database.query("select * from namespaces order by namespace"))
+        return {row.pop("namespace"): ModelIdentity(**row) for row in rows}
 
     def __len__(self) -> int:
         with self._lock:

@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -57,13 +58,7 @@ def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
     Raises:
         CorruptPayloadError: one of them is not what it should be, or the file cannot be read as safetensors.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
-            found = {key: header[key] for key in ("key", "lineage", "checksum")}
-            tensors = {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
+    found, tensors = _open(path)
     if (found["key"], found["lineage"]) != (lineage.key, lineage.describe()):
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
     problem = verify_file(path, checksum=checksum)
@@ -81,14 +76,41 @@ def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
     return SegmentKV(k=k, v=v, token_ids=lineage.segment.token_ids, start=lineage.segment.start)
 
 
+def read_header(path: Path) -> dict[str, Any]:
+    """`key`, `lineage` (as `Lineage.describe` gives it) and `checksum` of a payload whose tensors match it.
+
+    Raises:
+        CorruptPayloadError: they do not, or the file cannot be read as safetensors.
+    """
+    found, tensors = _open(path)
+    if found["key"] != path.stem or found["checksum"] != _tensor_checksum(tensors):
+        raise CorruptPayloadError(f"{path.name} fails the checksum of its tensors")
+    return found
+
+
+def file_checksum(path: Path) -> str:
+    """xxh3-128 (hex) of the whole file."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return xxhash.xxh3_128_hexdigest(data)
+
+
 def verify_file(path: Path, *, checksum: str) -> str | None:
     """What is wrong with a payload file, compared with the index, or None."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = xxhash.xxh3_128_hexdigest(data)
+        found = file_checksum(path)
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         return f"{path.name} cannot be read: {error}"
     return None if found == checksum else f"{path.name} fails its checksum"
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_HEADER])
+            found = {key: header[key] for key in ("key", "lineage", "checksum")}
+            return found, {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
 
 
 def _tensor_checksum(tensors: dict[str, torch.Tensor]) -> str:

@@ -162,9 +162,46 @@ def test_doctor_reports_and_sets_the_exit_code(
     assert "store" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_store_commands(
+    llama_folder: Path,
+    notes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = tmp_path / "store"
+    assert run(monkeypatch, "ask", "Well?", notes, "--model", llama_folder, "--store", store) == 0
+    capsys.readouterr()
+
+    def shown(*arguments: str | Path, code: int = 0) -> dict[str, object]:
+        assert run(monkeypatch, "store", *arguments, "--json") == code
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    segments = shown("ls", store, "--long")["segments"]
+    assert isinstance(segments, list)
+    assert len(segments) == 5, "the frame of the template, and four documents"
+    assert segments[0]["provenance"]["namespace"] == "default"
+    namespaces = shown("stats", store)["namespaces"]
+    assert isinstance(namespaces, dict)
+    assert namespaces["default"]["segments"] == 5
+    assert namespaces["default"]["bytes"] == sum(segment["bytes"] for segment in segments)
+    assert shown("verify", store)["problems"] == []
+    damaged = next(store.rglob("*.safetensors"))
+    damaged.write_bytes(b"x" * 100)
+    assert len(shown("verify", store, code=1)["problems"]) == 1  # type: ignore[arg-type]
+    assert shown("rebuild", store)["indexed"] == 4
+    assert shown("verify", store)["problems"] == []
+    for command in ("ls", "stats", "verify", "rebuild"):
+        assert run(monkeypatch, "store", command, store) == 0
+        assert capsys.readouterr().out.strip()
+        assert run(monkeypatch, "store", command, tmp_path / "nothing") == 1
+        assert "holds no store" in capsys.readouterr().err
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_without_a_command_the_help_lists_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("demo", "ask", "doctor"))
+    assert all(command in shown for command in ("demo", "ask", "doctor", "store"))

@@ -86,8 +86,8 @@ def test_when_a_segment_was_stored_comes_from_the_clock(folder: Path) -> None:
     (row,) = store._index.rows()
     store.close()
     (path,) = folder.rglob("*.safetensors")
-    assert (row["key"], row["namespace"], row["tokens"], row["context_tokens"]) == (NOW.key, "default", 3, 3)
-    assert (row["created"], row["bytes"]) == (1234.5, path.stat().st_size)
+    assert (row.key, row.namespace, row.tokens, row.context_tokens) == (NOW.key, "default", 3, 3)
+    assert (row.created, row.bytes) == (1234.5, path.stat().st_size)
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
@@ -281,3 +281,48 @@ def test_one_namespace_holds_one_model_in_several_dtypes(disk: DiskStore) -> Non
     disk.claim("default", IDENTITY)
     disk.claim("default", replace(IDENTITY, name="renamed", dtype="bfloat16", device="cuda"))
     assert disk.get(lineage(7, identity=replace(IDENTITY, dtype="bfloat16"))) is None
+
+
+def test_the_index_can_be_rebuilt_from_the_files(folder: Path) -> None:
+    store = DiskStore(folder)
+    store.claim("default", IDENTITY)
+    for where in (BEFORE, NOW):
+        store.put(where, kv_of(where))
+    rows = store.rows()
+    store.close()
+    for path in folder.glob("index.sqlite*"):
+        path.unlink()
+    again = DiskStore(folder)
+    assert again.get(NOW) is None
+    seen: list[tuple[int, int]] = []
+    report = again.rebuild(progress=lambda done, total: seen.append((done, total)))
+    assert (report.indexed, report.missing, report.damaged) == (2, (), ())
+    assert seen[0] == (0, 2)
+    assert seen[-1] == (2, 2)
+    assert {replace(row, created=0) for row in again.rows()} == {replace(row, created=0) for row in rows}
+    assert again.namespaces() == {"default": IDENTITY}
+    for where in (BEFORE, NOW):
+        assert_same(again.get(where), kv_of(where))
+    again.close()
+
+
+def test_rebuilding_sets_damaged_files_aside_and_forgets_missing_ones(disk: DiskStore) -> None:
+    third = lineage(1, 2)
+    for where in (BEFORE, NOW, third):
+        disk.put(where, kv_of(where))
+    paths = {path.stem: path for path in disk.folder.rglob("*.safetensors")}
+    damaged = paths[NOW.key]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    paths[third.key].unlink()
+    report = disk.rebuild()
+    assert (report.indexed, report.missing) == (1, (third.key,))
+    assert len(report.damaged) == 1
+    assert damaged.name in report.damaged[0]
+    assert disk.check_integrity() == []
+    assert [row.key for row in disk.rows()] == [BEFORE.key]
+    assert (disk.folder / "quarantine" / damaged.name).exists()
+
+
+def test_provenance_is_what_a_segment_was_computed_from(disk: DiskStore) -> None:
+    disk.put(NOW, kv_of(NOW))
+    assert disk.provenance(NOW.key) == NOW.describe()
