@@ -43,12 +43,9 @@ def list_segments(
     )
     for row in rows:
         stored = datetime.fromtimestamp(row["created"], tz=UTC).isoformat(sep=" ", timespec="seconds")[:19]
-        size = f"{row['bytes'] / 1024:.0f}"
-        table.add_row(
-            row["key"][:12], row["namespace"], *map(str, (row["tokens"], row["context_tokens"])), size, stored
-        )
-        if long:
-            table.add_row("", _provenance(row["provenance"]), "", "", "", "", style="dim")
+        figures = (str(row["tokens"]), str(row["context_tokens"]), f"{row['bytes'] / 1024:.0f}")
+        origin = [_provenance(row["provenance"])] if long else []
+        table.add_row(row["key"][:12], row["namespace"], *figures, stored, *origin)
     results.print(table)
 
 
