@@ -69,21 +69,21 @@ class Ingestor:
         return [at_hand[part.lineage.key] for part in stored], report
 
     def anchors(
-        self, stored: Sequence[StoredSegment], *, rule: AnchorRule, ratio: float
+        self, stored: Sequence[StoredSegment], *, rule: AnchorRule, ratio: float, report: IngestReport
     ) -> list[tuple[int, ...]]:
         """The anchor tokens of each segment, as indices within it: from the store, or computed and stored.
 
-        Call it after `ensure` with the same segments.
+        Call it after `ensure` with the same segments; what it had to do is added to `report`.
         """
         from rolling_kv.engine.anchors import anchor_tokens
 
+        started = self._clock()
         kind = f"{rule}:{ratio!r}"
         found = []
         at_hand = dict(self._resident)
         for part in stored:
             tokens = self._store.get_anchors(part.lineage, kind)
             if tokens is None:
-                report = IngestReport()
                 context = [
                     self._obtain(part.lineages[: length + 1], at_hand=at_hand, keep=set(), report=report)
                     for length in range(len(part.lineages) - 1)
@@ -92,6 +92,7 @@ class Ingestor:
                 tokens = anchor_tokens(self._engine, context, kv, rule=rule, ratio=ratio)
                 self._store.put_anchors(part.lineage, kind, tokens)
             found.append(tokens)
+        report.seconds += self._clock() - started
         return found
 
     def _obtain(

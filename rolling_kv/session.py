@@ -392,7 +392,7 @@ class RollingSession:
             _, report = self._ingestor.ensure(plan.stored, progress=progress)
             needs = self._policy(None).needs
             if needs is not None and needs.signal == "anchors":
-                self._anchors(plan)
+                self._anchors(plan, report)
             self._unreported += report.degraded
         self._window = window
         return report
@@ -441,9 +441,7 @@ class RollingSession:
 
         anchors: list[PlacedKV] = []
         if policy.needs is not None and policy.needs.signal == "anchors":
-            started = self.clock()
-            chosen = self._anchors(plan)
-            report.seconds += self.clock() - started
+            chosen = self._anchors(plan, report)
             anchors = [
                 PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
                 for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
@@ -458,9 +456,9 @@ class RollingSession:
             selection_layer=self.config.selection_layer, critical_layers=critical.layers, anchors=anchors
         )
 
-    def _anchors(self, plan: Plan) -> list[tuple[int, ...]]:
+    def _anchors(self, plan: Plan, report: IngestReport) -> list[tuple[int, ...]]:
         return self._ingestor.anchors(
-            plan.stored, rule=self.config.anchor_rule, ratio=self.config.anchor_ratio
+            plan.stored, rule=self.config.anchor_rule, ratio=self.config.anchor_ratio, report=report
         )
 
     def _policy(self, name: str | None) -> Policy:
