@@ -114,7 +114,7 @@ class RollingSession:
             anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the
                 query over anchors (`qcfuse`), and how many of them, 0 to 1.
             store: a folder for KV, made when missing; None keeps KV in memory.
-            namespace: keeps this session's KV apart from other namespaces' in the same store.
+            namespace: keeps KV apart from that of other namespaces in the same store.
             ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
                 answers are the same.
             deterministic: the answer must depend on the prompt alone. Every conditioning mode of this release
