@@ -273,7 +273,10 @@ class RollingSession:
         """The first token's logits, [vocabulary], float32, without decoding."""
         with self._open():
             plan = self._plan(query, answer_prefix, room=1)
-            prefilled, _ = self._prefill(plan, policy=self._policy(policy), ratio=self._ratio(ratio), room=1)
+            prefilled, report = self._prefill(
+                plan, policy=self._policy(policy), ratio=self._ratio(ratio), room=1
+            )
+            self._unreported += report.degraded
             return prefilled.logits
 
     def ask(
@@ -342,6 +345,8 @@ class RollingSession:
         if isinstance(stop, str):
             stop = (stop,)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}; expected at least 1.")
         with self._open():
             started = self.clock()
             chosen = self._policy(policy)

@@ -440,8 +440,9 @@ def test_calls_that_are_not_as_expected_leave_the_session_usable(llama_engine: T
             session.ask(QUERY, policy="magic")
         with pytest.raises(InvalidRatioError):
             session.ask(QUERY, ratio=2)
-        with pytest.raises(ConfigError, match="max_new_tokens"):
-            session.ask(QUERY, max_new_tokens=0)
+        for count in (0, -5, -500):
+            with pytest.raises(ConfigError, match="max_new_tokens"):
+                session.ask(QUERY, max_new_tokens=count)
         assert [document.id for document in session.documents] == ["one"]
         assert session.ask(QUERY, max_new_tokens=1).usage.output == 1
 
@@ -500,3 +501,30 @@ def test_a_session_without_documents_or_instruction_answers(llama_engine: Transf
         logits = session.next_token_logits(QUERY)
     assert (usage.recomputed, usage.reused) == (0, 0)
     torch.testing.assert_close(logits, stock_logits(llama_engine, ids)[-1], atol=1e-4, rtol=0)
+
+
+def test_the_name_of_a_model_decides_nothing(tmp_path: Path) -> None:
+    for name, fresh in (("one", True), ("other", False)):
+        engine = TransformersHost(tiny_model("llama"), tiny_tokenizer(), name=name)
+        with open_session(engine, store=tmp_path) as session:
+            assert (session.append(note(1)).computed > 0) == fresh
+            assert session.ask(QUERY, max_new_tokens=1).usage.degraded == ()
+
+
+def test_threads_that_share_an_engine_do_not_mix_up_special_tokens(llama_engine: TransformersHost) -> None:
+    text = "a<|im_end|>b" * 20
+    expected = {special: llama_engine.tokenizer.encode(text, special=special) for special in (True, False)}
+    assert expected[True] != expected[False]
+    wrong: list[bool] = []
+
+    def encode(special: bool) -> None:
+        for _ in range(300):
+            if llama_engine.tokenizer.encode(text, special=special) != expected[special]:
+                wrong.append(special)
+
+    threads = [threading.Thread(target=encode, args=(special,)) for special in (True, False) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import xxhash
@@ -27,6 +28,7 @@ class ModelTokenizer:
                 "Convert it with transformers, or open another model."
             )
         self._tokenizer = tokenizer
+        self._lock = Lock()  # whether special tokens are recognised is a state of the shared backend
         self._special = tuple(
             str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
         )
@@ -45,8 +47,9 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of `text`, nothing added; special tokens are recognised only if `special`."""
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"]
-        return tuple(ids)
+        with self._lock:
+            encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)
+        return tuple(encoded["input_ids"])
 
     def spells_special_token(self, text: str) -> bool:
         return any(token in text for token in self._special)

@@ -59,7 +59,8 @@ def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
         CorruptPayloadError: one of them is not what it should be, or the file cannot be read as safetensors.
     """
     found, tensors = _open(path)
-    if (found["key"], found["lineage"]) != (lineage.key, lineage.describe()):
+    unnamed = {"name": None}  # what a model is called decides no bit
+    if found["key"] != lineage.key or found["lineage"] | unnamed != lineage.describe() | unnamed:
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
     problem = verify_file(path, checksum=checksum)
     if problem is not None:
