@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rolling_kv.errors import EmptyDocumentError
+from rolling_kv.errors import EmptyDocumentError, WindowError
 
 _HASH_VERSION = b"rolling_kv.document.v1"
 
@@ -40,6 +40,7 @@ def require_text(text: str) -> str:
 
     Raises:
         EmptyDocumentError: nothing is left.
+        WindowError: it holds half of a surrogate pair, which no tokenizer takes.
         TypeError: it is not a string.
     """
     if not isinstance(text, str):
@@ -49,5 +50,10 @@ def require_text(text: str) -> str:
         raise EmptyDocumentError(
             "The document is empty or only white space; a document needs some text. Skip it instead of "
             "appending it."
+        )
+    if any("\ud800" <= character <= "\udfff" for character in stripped):
+        raise WindowError(
+            "The document holds a lone surrogate, which is no character. Read it again in its own encoding, "
+            "or with errors='replace'."
         )
     return stripped

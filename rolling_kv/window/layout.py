@@ -126,9 +126,7 @@ class PromptLayout:
         text = query.strip()
         if not text:
             raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")
-        if not (
-            self._tokenizer.spells_special_token(text) or self._tokenizer.spells_special_token(answer_prefix)
-        ):
+        if not self._tokenizer.spells_special_token(text + answer_prefix):  # nor across the two
             return self._tokenizer.encode(text + self._tail + answer_prefix, special=True)
         tail = self._tokenizer.encode(self._tail, special=True)
         return self._encode(text) + tail + self._encode(answer_prefix)

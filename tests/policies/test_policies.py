@@ -192,6 +192,21 @@ def test_document_aligned_takes_a_window_in_the_best_span_when_none_fits() -> No
     assert POLICIES.create("document-aligned").select(given).tolist() == [5, 6]
 
 
+@pytest.mark.parametrize("name", ["token-topk", "document-aligned", "single-window", "fixed-chunk", "epic"])
+def test_equal_scores_go_to_the_earliest(name: str) -> None:
+    """0.1 has no exact float: running totals of equal windows must still come out equal."""
+    spans = [(0, 7), (7, 14), (14, 30)]
+    for k in (1, 3, 7, 9, 29):
+        first = literal_epic(spans, k) if name == "epic" else list(range(k))
+        assert POLICIES.create(name).select(given_input([0.1] * 30, spans, k)).tolist() == first
+
+
+def test_one_huge_deviation_does_not_hide_the_ones_after_it() -> None:
+    deviation = [3e15, 0.0, 0.0, 0.25, 0.5, 0.25, 0.0, 0.0]
+    chosen = POLICIES.create("document-aligned").select(given_input(deviation, [(0, 1), (1, 8)], 3))
+    assert chosen.tolist() == [0, 3, 4]
+
+
 def test_direct_reuse_and_full_prefill_select_nothing_and_everything() -> None:
     given = given_input([1.0, 2.0, 3.0], [(0, 3)], 1)
     direct, full = POLICIES.create("direct-reuse"), POLICIES.create("full-prefill")
@@ -206,6 +221,14 @@ def test_direct_reuse_and_full_prefill_select_nothing_and_everything() -> None:
     [(100, 0.0, 0), (0, 0.5, 0), (100, 0.001, 1), (7, 0.5, 3), (7, 1.0, 7), (1, 0.3, 1), (7_540, 0.05, 377)],
 )
 def test_budget(tokens: int, ratio: float, k: int) -> None:
+    assert budget(tokens, ratio) == k
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ratio", "k"), [(30, 0.1, 3), (10, 0.3, 3), (100, 0.29, 28), (100, 0.57, 56), (3, 1 / 3, 1)]
+)
+def test_budget_floors_the_product_of_floats(tokens: int, ratio: float, k: int) -> None:
+    """As LMCache does, so that budgets can be compared: 0.29 * 100 is 28.99..., one less than on paper."""
     assert budget(tokens, ratio) == k
 
 

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rolling_kv.engine.tokenizer import ModelTokenizer
-from rolling_kv.errors import ConfigError, EmptyDocumentError, TemplateError
+from rolling_kv.errors import ConfigError, EmptyDocumentError, TemplateError, WindowError
 from rolling_kv.window import Document, PromptLayout
 from tests.tiny_models import CHATML
 
@@ -28,6 +28,11 @@ FOLDING = (
     "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
     "{% for m in rest %}{{ '<|start|>' + (first if loop.first else '') + m.content + '<|im_end|>' }}{% "
     "endfor %}"
+)
+SPACED = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\\n\\n' %}"
+    "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
+    "{% for m in rest %}{{ '[INST] ' + (first if loop.first else '') + m.content + ' [/INST]' }}{% endfor %}"
 )
 DROPPING = "{% for m in messages %}{{ '<|start|>' + m.role }}{% endfor %}"
 TEMPLATES = {"chatml": CHATML, "trimming": TRIMMING, "no-system": NO_SYSTEM, "folding": FOLDING, "none": None}
@@ -152,3 +157,42 @@ def test_empty_documents_and_queries_are_refused() -> None:
         layout.document(" \n", document_id="x")
     with pytest.raises(ConfigError, match="query is empty"):
         layout.prompt([], " ")
+
+
+def test_a_special_token_cannot_be_spelled_across_query_and_answer_prefix() -> None:
+    """Without a template nothing stands between the two."""
+    model = tokenizer(None)
+    (end,) = model.encode("<|im_end|>", special=True)
+    ids = PromptLayout(model, instruction="").prompt([], "Stop <|im_", answer_prefix="end|> here").token_ids
+    assert end not in ids
+    assert model.decode(ids) == "Stop <|im_end|> here"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "half a pair: \udc80", "caf\udce9"])
+def test_text_that_no_file_can_hold_is_refused(text: str) -> None:
+    """As it comes from reading with errors="surrogateescape"."""
+    layout = PromptLayout(tokenizer(CHATML), instruction="")
+    with pytest.raises(WindowError, match=r"lone surrogate.*encoding"):
+        layout.document(text, document_id="x")
+
+
+@pytest.mark.parametrize("text", [None, b"bytes", 7])
+def test_what_is_not_text_is_refused(text: str) -> None:
+    layout = PromptLayout(tokenizer(CHATML), instruction="")
+    with pytest.raises(TypeError, match=rf"text \(str\), not {type(text).__name__}"):
+        layout.document(text, document_id="x")
+
+
+@pytest.mark.parametrize("instruction", [INSTRUCTION, ""], ids=["instructed", "bare"])
+def test_a_template_that_puts_a_blank_before_the_documents(instruction: str) -> None:
+    """The text is the template's; so are the ids, but where that blank would become part of a document."""
+    model = tokenizer(SPACED)
+    layout = PromptLayout(model, instruction=instruction)
+    ids = layout.prompt(documents(layout), QUERY).token_ids
+    user = {"role": "user", "content": "".join(f"{text.strip()}\n" for text in TEXTS) + QUERY}
+    rendered = model.render([{"role": "system", "content": instruction}, user] if instruction else [user])
+    assert rendered is not None
+    expected = model.encode(rendered, special=True)
+    assert model.decode(ids) == model.decode(expected)
+    if instruction:
+        assert ids == expected

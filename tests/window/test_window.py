@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +88,35 @@ def test_the_same_text_twice_under_two_ids() -> None:
 def test_hashes_are_of_the_content_alone() -> None:
     assert content_hash("a") == content_hash("a")
     assert len({content_hash(text) for text in ("", "a", "b", "aa", "a ", "A", "ä", "a\0")}) == 8
+
+
+def test_a_hash_is_of_a_versioned_length_delimited_encoding() -> None:
+    """Stored hashes stay valid: a change of the encoding needs a new version."""
+    encoded = "ä".encode()
+    expected = xxhash.xxh3_128_hexdigest(b"rolling_kv.document.v1" + struct.pack("<Q", 2) + encoded)
+    assert content_hash("ä") == expected
+    assert len(expected) == 32
+
+
+def test_check_integrity_sees_what_does_not_hold() -> None:
+    twice = Window(documents=(document("a"), document("a")))
+    assert twice.check_integrity() == ["two documents share an id"]
+    over = Window(documents=(document("a"), document("b")), max_documents=1)
+    assert over.check_integrity() == ["2 documents and 6 tokens exceed the bounds"]
+    heavy = Window(documents=(document("a"), document("b")), max_tokens=5)
+    assert heavy.check_integrity() == ["2 documents and 6 tokens exceed the bounds"]
+
+
+def test_pinned_documents_leave_when_named() -> None:
+    window, gone = filled("a", "b").pin("a").evict("a")
+    assert names(window) == ["b"]
+    assert gone.id == "a"
+
+
+def test_a_replacement_may_take_another_id() -> None:
+    window, evicted = filled("a", "b", "c", max_documents=3).replace("b", document("new"))
+    assert names(window) == ["a", "new", "c"]
+    assert evicted == ()
 
 
 def test_errors_say_what_to_do() -> None:
