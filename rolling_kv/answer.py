@@ -15,7 +15,7 @@ class Usage:
     Args:
         prompt_tokens: all of them.
         prefix: at the beginning of the prompt, whose stored KV is exactly what full prefill gives.
-        reused: stored KV, kept as it was (moved to its position).
+        reused: stored KV, kept (moved to its position; fresh up to the selection layer where deviations ran).
         recomputed: stored KV, selected and recomputed: exactly k.
         computed: without stored KV: the query; under full prefill everything.
         output: tokens of the answer.
