@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import datetime
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rolling_kv.errors import ConfigError, WindowError
+from rolling_kv.workloads.request import holds_whole
 
 Detail = Literal["short", "long"]
 EventKind = Literal["price", "news", "filing"]
@@ -126,8 +126,8 @@ class MarketQuestion:
     event_id: str
 
     def is_right(self, answer: str) -> bool:
-        """Whether `answer` holds `expected` whole: "7.12" is neither in "17.12" nor in "7.125"."""
-        return re.search(rf"(?<![\w.])(?<!\d,){re.escape(self.expected)}(?!\w|[.,]\d)", answer) is not None
+        """Whether `answer` holds `expected` whole; see `holds_whole`."""
+        return holds_whole(answer, self.expected)
 
 
 def market_events(seed: int, *, detail: Detail = "short") -> Iterator[MarketEvent]:
