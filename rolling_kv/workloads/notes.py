@@ -37,11 +37,16 @@ MOST_DOCUMENTS = 900  # as many as there are numbers of three digits
 
 def people(rng: random.Random, count: int) -> list[str]:
     """`count` different full names; first names repeat only when every one has been used."""
-    lasts = {first: rng.sample(_LAST_NAMES, len(_LAST_NAMES)) for first in _FIRST_NAMES}
-    names: list[str] = []
-    for turn in range(len(_LAST_NAMES)):
-        names += [f"{first} {lasts[first][turn]}" for first in rng.sample(_FIRST_NAMES, len(_FIRST_NAMES))]
-    return names[:count]
+    firsts, lasts = _shuffled(rng, _FIRST_NAMES), _shuffled(rng, _LAST_NAMES)
+    names = []
+    for index in range(count):
+        turn, first = divmod(index, len(firsts))
+        names.append(f"{firsts[first]} {lasts[(index + turn) % len(lasts)]}")  # another one every turn
+    return names
+
+
+def _shuffled(rng: random.Random, words: Sequence[str]) -> list[str]:
+    return rng.sample(words, len(words))
 
 
 def numbers(rng: random.Random, count: int) -> list[str]:

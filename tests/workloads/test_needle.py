@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolling_kv.errors import ConfigError
@@ -16,6 +16,7 @@ from rolling_kv.workloads.needle import needle_requests
 NOTE = re.compile(r"(?P<name>.+) lives in \w+\. The locker number of (?P=name) is (?P<number>\d{3})\.")
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), documents=st.integers(1, 60))
 def test_only_the_labelled_note_answers(seed: int, documents: int) -> None:
     request = next(needle_requests(seed, documents=documents))
