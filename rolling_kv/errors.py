@@ -4,6 +4,7 @@ RollingKVError
 ├── ConfigError                  an argument or setting outside what is allowed
 │   ├── UnknownPolicyError       no recompute policy of that name
 │   ├── UnknownConditioningError no conditioning mode of that name
+│   ├── UnknownWorkloadError     no labelled workload of that name
 │   └── InvalidRatioError        a ratio outside 0..1
 ├── WindowError                  the window cannot do what was asked
 │   ├── EmptyDocumentError       a document without text
@@ -49,6 +50,10 @@ class UnknownPolicyError(ConfigError):
 
 class UnknownConditioningError(ConfigError):
     """There is no conditioning mode of that name."""
+
+
+class UnknownWorkloadError(ConfigError):
+    """There is no labelled workload of that name."""
 
 
 class InvalidRatioError(ConfigError):
