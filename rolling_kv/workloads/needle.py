@@ -30,7 +30,7 @@ def needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
 def _requests(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
     while True:
         names, lockers = people(rng, documents), numbers(rng, documents)
-        notes = tuple(note(rng, name, locker) for name, locker in zip(names, lockers, strict=True))
+        notes = tuple(note(rng, place, names[place], lockers[place]) for place in range(documents))
         asked = rng.randrange(documents)
         yield LabelledRequest(
             documents=notes,

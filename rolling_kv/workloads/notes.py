@@ -21,11 +21,16 @@ _FIRST_NAMES = (
     *("Adam", "Brenda", "Charles", "Diana", "Edward", "Fiona", "George", "Helen"),
     *("Ivan", "Julia", "Kevin", "Laura", "Martin", "Nancy", "Oscar", "Paula"),
     *("Robert", "Sarah", "Thomas", "Ursula", "Vincent", "Walter", "Anna", "Brian"),
+    *("Chloe", "Daniel", "Esther", "Felix", "Gloria", "Hugo", "Isabel", "James"),
+    *("Kate", "Lucas", "Monica", "Norman", "Pamela", "Ralph", "Sylvia", "Tony"),
+    *("Veronica", "William", "Zoe", "Arthur", "Beth", "Claire", "Derek", "Elena"),
+    *("Gary", "Hannah", "Ian", "Jane", "Keith", "Linda", "Mark", "Nina"),
+    *("Oliver", "Philip", "Rita", "Simon", "Teresa", "Vera", "Wayne", "Amy"),
+    *("Bruce", "Cindy", "Dennis", "Eric", "Gina", "Harold", "Iris", "Jonas"),
 )
 _LAST_NAMES = (
-    *("Adams", "Baker", "Carter", "Dixon", "Evans", "Foster", "Grant", "Harris"),
-    *("Irving", "Jensen", "Keller", "Lawson", "Mason", "Norris", "Owens", "Parker"),
-    *("Quincy", "Reed", "Stone", "Turner"),
+    *("Adams", "Baker", "Carter", "Dixon", "Evans"),
+    *("Foster", "Grant", "Harris", "Jensen", "Keller"),
 )
 PLACES = (
     *("Paris", "Rome", "Cairo", "Lima", "Oslo", "Delhi", "Tokyo", "Sydney"),
@@ -36,12 +41,14 @@ MOST_DOCUMENTS = 900  # as many as there are numbers of three digits
 
 
 def people(rng: random.Random, count: int) -> list[str]:
-    """`count` different full names; first names repeat only when every one has been used."""
+    """`count` different people: by first name while there are enough of those, otherwise by full name."""
     firsts, lasts = _shuffled(rng, _FIRST_NAMES), _shuffled(rng, _LAST_NAMES)
+    if count <= len(firsts):
+        return firsts[:count]
     names = []
     for index in range(count):
         turn, first = divmod(index, len(firsts))
-        names.append(f"{firsts[first]} {lasts[(index + turn) % len(lasts)]}")  # another one every turn
+        names.append(f"{firsts[first]} {lasts[(first + turn) % len(lasts)]}")
     return names
 
 
@@ -54,9 +61,12 @@ def numbers(rng: random.Random, count: int) -> list[str]:
     return [str(number) for number in rng.sample(range(100, 1000), count)]
 
 
-def note(rng: random.Random, name: str, number: str) -> str:
-    """A note of about 20 tokens that ends with `number` and a full stop."""
-    return f"{name} lives in {rng.choice(PLACES)}. {start(name)} {number}."
+def note(rng: random.Random, place: int, name: str, number: str) -> str:
+    """Note `place` (from 0), about 20 tokens, which ends with `number` and a full stop.
+
+    Notes are numbered because gemma3-270m answers far fewer of them otherwise.
+    """
+    return f"Note {place + 1}: {name} lives in {rng.choice(PLACES)}. {start(name)} {number}."
 
 
 def start(name: str) -> str:

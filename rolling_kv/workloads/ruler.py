@@ -31,7 +31,7 @@ def multi_query_requests(seed: int, *, documents: int, keys: int = 2) -> Iterato
 def _multi_query(rng: random.Random, documents: int, keys: int) -> Iterator[LabelledRequest]:
     while True:
         names, lockers = people(rng, documents), numbers(rng, documents)
-        notes = [note(rng, name, locker) for name, locker in zip(names, lockers, strict=True)]
+        notes = [note(rng, place, names[place], lockers[place]) for place in range(documents)]
         asked = rng.sample(range(documents), keys)
         who = _listed([names[place] for place in asked])
         yield LabelledRequest(
@@ -60,9 +60,9 @@ def _multi_value(rng: random.Random, documents: int, values: int) -> Iterator[La
         names, lockers = people(rng, documents), numbers(rng, documents)
         asked = sorted(rng.sample(range(documents), values))
         name = names[asked[0]]
-        notes = [
-            note(rng, name if place in asked else names[place], lockers[place]) for place in range(documents)
-        ]
+        for place in asked:
+            names[place] = name
+        notes = [note(rng, place, names[place], lockers[place]) for place in range(documents)]
         yield LabelledRequest(
             documents=tuple(notes),
             query=f"Question: What are the {_COUNTS[values]} locker numbers of {name}?\nAnswer:",
@@ -95,7 +95,7 @@ def _variable_tracking(rng: random.Random, documents: int, links: int) -> Iterat
         for chain, name, value in zip(chains, names, values, strict=True):
             assignments.append(f"{name} = {last.get(chain, value)}")
             last[chain] = name
-        notes = [f"Note: {assignment}." for assignment in assignments]
+        notes = [f"Note {index}: {assignment}." for index, assignment in enumerate(assignments, start=1)]
         asked = [place for place, chain in enumerate(chains) if chain == 0]
         yield LabelledRequest(
             documents=tuple(notes),

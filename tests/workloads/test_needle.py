@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from rolling_kv.errors import ConfigError
 from rolling_kv.workloads.needle import needle_requests
 
-NOTE = re.compile(r"(?P<name>.+) lives in \w+\. The locker number of (?P=name) is (?P<number>\d{3})\.")
+NOTE = re.compile(
+    r"Note \d+: (?P<name>.+) lives in \w+\. The locker number of (?P=name) is (?P<number>\d{3})\."
+)
 
 
 @settings(deadline=None)
@@ -28,7 +30,7 @@ def test_only_the_labelled_note_answers(seed: int, documents: int) -> None:
     assert request.text(span) == request.expected
     [name] = [name for name in held if f"number of {name}?" in request.query]
     assert held[name] == request.expected
-    assert request.documents[span.document].startswith(f"{name} ")
+    assert request.documents[span.document].split(": ")[1].startswith(f"{name} ")
     assert request.documents[span.document][: span.start].endswith(f"{request.answer_prefix} ")
 
 
@@ -47,7 +49,7 @@ def test_requests_are_fresh() -> None:
 
 def test_as_many_documents_as_there_are_numbers() -> None:
     request = next(needle_requests(5, documents=900))
-    assert len({text.split(" lives")[0] for text in request.documents}) == 900
+    assert len({text.split(": ")[1].split(" lives")[0] for text in request.documents}) == 900
     for documents in (0, 901):
         with pytest.raises(ConfigError, match=f"documents is {documents}; expected 1 to 900"):
             needle_requests(5, documents=documents)

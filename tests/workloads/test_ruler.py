@@ -17,7 +17,7 @@ from rolling_kv.workloads.ruler import (
     variable_tracking_requests,
 )
 
-ASSIGNMENT = r"(?:Note: )?(.+) = (.+?)\.?"
+ASSIGNMENT = r"(?:Note \d+: )?(.+) = (.+?)\.?"
 SEEDS = st.integers(0, 10**6)
 
 
