@@ -22,6 +22,9 @@ ConditioningOption = Annotated[
         "--conditioning", help="What stored KV has seen: isolated, instruction or window:<documents>."
     ),
 ]
+DocumentsOption = Annotated[
+    str, typer.Option("--documents", help="Of a request: a number, or a range such as 16-32.")
+]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16; auto is what is fast here.")
 ]
@@ -34,6 +37,7 @@ __all__ = [
     "DEFAULT_RATIO",
     "ConditioningOption",
     "DeviceOption",
+    "DocumentsOption",
     "DtypeOption",
     "JsonOption",
     "ModelOption",

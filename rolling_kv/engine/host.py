@@ -121,7 +121,7 @@ class TransformersHost:
         stop = start + len(token_ids)
         stitched = self.stitch(placed, capacity=stop)
         rows = torch.arange(start, stop, device=self.device)
-        self.run(token_ids, rows=rows, stitched=stitched, stop=stop)
+        self.run(token_ids, rows=rows, stitched=stitched, stop=stop, last_layer=self.layers - 1)
         layers = [stitched.layer(index) for index in range(self.layers)]
         return SegmentKV(
             k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),
