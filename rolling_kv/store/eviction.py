@@ -1,0 +1,44 @@
+"""Eviction: which segments have to go for a store to keep to its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rolling_kv.store.index import SegmentRow
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What was removed, or would be, and how much is kept."""
+
+    removed: tuple[SegmentRow, ...]
+    kept: int
+    kept_bytes: int
+
+    @property
+    def freed(self) -> int:
+        """Bytes."""
+        return sum(row.bytes for row in self.removed)
+
+
+def surplus(
+    rows: Iterable[SegmentRow], *, max_bytes: int | None, oldest_use: float | None, keep: str | None = None
+) -> GcReport:
+    """The segments that have to go: not used since `oldest_use`, and the least recently used above a size.
+
+    Args:
+        max_bytes: that size.
+        oldest_use: seconds since the epoch.
+        keep: a key that stays whatever it takes.
+    """
+    by_use = sorted(rows, key=lambda row: (row.used, row.created, row.key))
+    held = sum(row.bytes for row in by_use)
+    removed = []
+    for row in by_use:
+        outdated = oldest_use is not None and row.used < oldest_use
+        too_much = max_bytes is not None and held > max_bytes
+        if row.key != keep and (outdated or too_much):
+            removed.append(row)
+            held -= row.bytes
+    return GcReport(removed=tuple(removed), kept=len(by_use) - len(removed), kept_bytes=held)
