@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from rolling_kv.answer import FinishReason
 from rolling_kv.engine.tokenizer import ModelTokenizer
 from rolling_kv.errors import ConfigError
-
-FinishReason = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,21 @@ class Sampling:
         return draw
 
 
+def validated_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings as a tuple; a single string is one of them.
+
+    Raises:
+        ConfigError: one of them is empty or is no string.
+    """
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in strings:
+        if not isinstance(text, str):
+            raise ConfigError(f"stop holds {text!r}; expected strings, for example stop=['\\n'].")
+        if not text:
+            raise ConfigError("A stop string is empty; it would end every answer at once. Leave it out.")
+    return strings
+
+
 class Decoding:
     """Yields an answer's text piece by piece; what it knows at the end is in its fields.
 
@@ -63,7 +76,7 @@ class Decoding:
     Args:
         logits: after the prompt, [vocabulary].
         step: logits after one more token.
-        stop: strings that end the answer; they are not part of it.
+        stop: strings that end the answer (`validated_stop`); they are not part of it.
     """
 
     def __init__(
@@ -74,20 +87,18 @@ class Decoding:
         tokenizer: ModelTokenizer,
         sampling: Sampling,
         eos_ids: frozenset[int],
-        stop: Sequence[str],
+        stop: str | Sequence[str],
         max_new_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {max_new_tokens}; expected at least 1.")
-        if any(not text for text in stop):
-            raise ConfigError("A stop string is empty; it would end every answer at once. Leave it out.")
         self._logits = logits
         self._step = step
         self._tokenizer = tokenizer
         self._choose = sampling.chooser()
         self._eos_ids = eos_ids
-        self._stop = tuple(stop)
+        self._stop = validated_stop(stop)
         self._max_new_tokens = max_new_tokens
         self._clock = clock
         self.first_token_seconds = 0.0

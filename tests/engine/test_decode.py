@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rolling_kv.engine.decode import Decoding, Sampling
+from rolling_kv.engine.decode import Decoding, Sampling, validated_stop
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
 from tests.engine.stock import stock_attention
@@ -127,3 +127,20 @@ def test_decoding_settings_outside_their_bounds(llama_engine: TransformersHost) 
         scripted(llama_engine, "x", limit=0)
     with pytest.raises(ConfigError, match="stop string is empty"):
         scripted(llama_engine, "x", stop=[""])
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [("END", ("END",)), (["a", "b"], ("a", "b")), ((), ())],
+    ids=["one", "several", "none"],
+)
+def test_stop_strings_are_checked_before_anything_is_computed(
+    stop: str | Sequence[str], expected: tuple[str, ...]
+) -> None:
+    assert validated_stop(stop) == expected
+
+
+@pytest.mark.parametrize("stop", ["", ["END", ""], [None], [b"END"]], ids=repr)
+def test_a_stop_string_that_is_none_is_refused(stop: Sequence[str]) -> None:
+    with pytest.raises(ConfigError, match=r"(?i)stop"):
+        validated_stop(stop)
