@@ -254,7 +254,10 @@ class DiskStore:
 
     def _surplus(self, *, max_bytes: int | None, max_age: float | None, keep: str | None = None) -> GcReport:
         oldest = None if max_age is None else self._clock() - max_age
-        return surplus(self._index.rows(), max_bytes=max_bytes, oldest_use=oldest, keep=keep)
+        count, held = self._index.totals()
+        removed = surplus(self._index.by_use(), held=held, max_bytes=max_bytes, oldest_use=oldest, keep=keep)
+        freed = sum(row.bytes for row in removed)
+        return GcReport(removed=tuple(removed), kept=count - len(removed), kept_bytes=held - freed)
 
     def _remove(self, rows: Sequence[SegmentRow]) -> None:
         for row in rows:

@@ -23,22 +23,29 @@ class GcReport:
 
 
 def surplus(
-    rows: Iterable[SegmentRow], *, max_bytes: int | None, oldest_use: float | None, keep: str | None = None
-) -> GcReport:
+    by_use: Iterable[SegmentRow],
+    *,
+    held: int,
+    max_bytes: int | None,
+    oldest_use: float | None,
+    keep: str | None = None,
+) -> list[SegmentRow]:
     """The segments that have to go: not used since `oldest_use`, and the least recently used above a size.
 
     Args:
+        by_use: the segments, least recently used first; read no further than needed.
+        held: bytes that all of them take.
         max_bytes: that size.
         oldest_use: seconds since the epoch.
         keep: a key that stays whatever it takes.
     """
-    by_use = sorted(rows, key=lambda row: (row.used, row.created, row.key))
-    held = sum(row.bytes for row in by_use)
     removed = []
     for row in by_use:
         outdated = oldest_use is not None and row.used < oldest_use
         too_much = max_bytes is not None and held > max_bytes
-        if row.key != keep and (outdated or too_much):
+        if not outdated and not too_much:
+            break
+        if row.key != keep:
             removed.append(row)
             held -= row.bytes
-    return GcReport(removed=tuple(removed), kept=len(by_use) - len(removed), kept_bytes=held)
+    return removed

@@ -85,8 +85,7 @@ class StoreIndex:
             self._writing = True
             try:
                 yield
-                used = [(when, key) for key, when in self._used.items()]
-                self._database.conn.executemany("update segments set used = max(used, ?) where key = ?", used)
+                self._record_uses()
                 self._database.commit()
                 self._used.clear()
             except BaseException:
@@ -149,6 +148,21 @@ class StoreIndex:
             rows = self._segments("order by namespace, created, key")
             return [self._with_use(row) for row in rows]
 
+    def by_use(self) -> Iterator[SegmentRow]:
+        """Every segment, least recently used first; read one by one when called inside `writing`."""
+        with self._lock:
+            if not self._writing:
+                yield from sorted(self.rows(), key=lambda row: (row.used, row.created, row.key))
+                return
+            self._record_uses()
+            for row in self._database.query("select * from segments order by used, created, key"):
+                yield SegmentRow(**row)
+
+    def totals(self) -> tuple[int, int]:
+        """How many segments there are, and what their payloads take in bytes."""
+        row = self._query("select count(*) as n, coalesce(sum(bytes), 0) as bytes from segments")[0]
+        return row["n"], row["bytes"]
+
     def keys(self) -> set[str]:
         return {row["key"] for row in self._query("select key from segments")}
 
@@ -164,7 +178,7 @@ class StoreIndex:
         return {row.pop("namespace"): ModelIdentity(**row) for row in rows}
 
     def __len__(self) -> int:
-        return int(self._query("select count(*) as n from segments")[0]["n"])
+        return self.totals()[0]
 
     def checkpoint(self) -> None:
         """Empties the write-ahead log, which may hold what was removed, unless somebody is reading it."""
@@ -184,6 +198,10 @@ class StoreIndex:
 
     def _segments(self, clause: str = "", parameters: Any = ()) -> list[SegmentRow]:
         return [SegmentRow(**row) for row in self._query(f"select * from segments {clause}", parameters)]
+
+    def _record_uses(self) -> None:
+        used = [(when, key) for key, when in self._used.items()]
+        self._database.conn.executemany("update segments set used = max(used, ?) where key = ?", used)
 
     def _with_use(self, row: SegmentRow) -> SegmentRow:
         """`row` with a load that is not recorded yet."""
@@ -211,7 +229,8 @@ class StoreIndex:
         owner = {"namespace": str, **{field.name: str for field in fields(ModelIdentity)}}
         with self.writing():
             create = self._database.create_table
-            create("segments", row | {"checksum": str, "created": float, "used": float}, pk="key")
+            segments = create("segments", row | {"checksum": str, "created": float, "used": float}, pk="key")
+            segments.create_index(["used", "created", "key"])
             create("steps", {"key": str, "digest": str}, pk=("key", "digest")).create_index(["digest"])
             create("namespaces", owner, pk="namespace")
             create("anchors", {"key": str, "kind": str, "tokens": str}, pk=("key", "kind"))

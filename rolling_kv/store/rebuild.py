@@ -36,13 +36,13 @@ def rebuild(
     damaged = []
     for done, path in enumerate(paths):
         report(done, len(paths))
-        try:
-            _index_file(index, path)
-            indexed += 1
-        except FileNotFoundError:
-            continue  # another process removed it
-        except CorruptPayloadError as error:
-            with index.writing():
+        with index.writing():  # so that nobody replaces or removes the file before it is indexed or set aside
+            try:
+                _index_file(index, path)
+                indexed += 1
+            except FileNotFoundError:
+                continue  # another process removed it
+            except CorruptPayloadError as error:
                 damaged.append(f"{error}; {folder.set_aside(path)}")
                 index.remove(path.stem)
     report(len(paths), len(paths))
@@ -58,23 +58,21 @@ def _forget_missing(folder: StoreFolder, index: StoreIndex, key: str) -> bool:
 
 
 def _index_file(index: StoreIndex, path: Path) -> None:
-    """Reads a file under the write lock, so that nobody replaces or removes it before it is indexed."""
-    with index.writing():
-        header = read_header(path)
-        lineage = header["lineage"]
-        parts = {field.name: lineage[field.name] for field in fields(ModelIdentity) if field.name != "name"}
-        index.claim(lineage["namespace"], ModelIdentity(name="", **parts))
-        start, length, _ = lineage["path"][-1]
-        status = path.stat()
-        known = index.find(path.stem)
-        row = SegmentRow(
-            key=path.stem,
-            namespace=lineage["namespace"],
-            tokens=length,
-            context_tokens=start,
-            bytes=status.st_size,
-            checksum=header["checksum"],
-            created=status.st_mtime if known is None else known.created,
-            used=status.st_mtime if known is None else known.used,
-        )
-        index.add(row, digests=[digest for _, _, digest in lineage["path"]])
+    header = read_header(path)
+    lineage = header["lineage"]
+    parts = {field.name: lineage[field.name] for field in fields(ModelIdentity) if field.name != "name"}
+    index.claim(lineage["namespace"], ModelIdentity(name="", **parts))
+    start, length, _ = lineage["path"][-1]
+    status = path.stat()
+    known = index.find(path.stem)
+    row = SegmentRow(
+        key=path.stem,
+        namespace=lineage["namespace"],
+        tokens=length,
+        context_tokens=start,
+        bytes=status.st_size,
+        checksum=header["checksum"],
+        created=status.st_mtime if known is None else known.created,
+        used=status.st_mtime if known is None else known.used,
+    )
+    index.add(row, digests=[digest for _, _, digest in lineage["path"]])
