@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.errors import StoreError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.plan import StoredSegment
 from rolling_kv.store import Lineage
@@ -145,6 +145,6 @@ class Ingestor:
     def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
         try:
             return self._store.get(lineage)
-        except CorruptPayloadError as error:
-            report.degraded.append(f"Stored KV was unusable and computed again: {error}.")
+        except StoreError as error:  # damaged, or not to be read just now
+            report.degraded.append(f"Stored KV was unusable and computed again: {error}")
             return None

@@ -20,8 +20,8 @@ _COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 def multi_query_requests(seed: int, *, documents: int, keys: int = 2) -> Iterator[LabelledRequest]:
     """The endless requests of `seed`: the numbers of `keys` people are asked in one query.
 
-    Spans are key and value of each, in the order asked for. ConfigError when `keys` is not 2 to 5 or there are fewer
-    documents than that.
+    Spans are key and value of each, in the order asked for. ConfigError when `keys` is not 2 to 5 or there
+    are fewer documents than that.
     """
     _require_count("keys", keys)
     require_documents(documents, least=keys)
@@ -47,8 +47,8 @@ def _multi_query(rng: random.Random, documents: int, keys: int) -> Iterator[Labe
 def multi_value_requests(seed: int, *, documents: int, values: int = 2) -> Iterator[LabelledRequest]:
     """The endless requests of `seed`: one person has `values` numbers, in as many notes; all are asked.
 
-    Spans are key and value of each, in the order of the notes, as the answer lists them. ConfigError when `values` is
-    not 2 to 5 or there are fewer documents than that.
+    Spans are key and value of each, in the order of the notes, as the answer lists them. ConfigError when
+    `values` is not 2 to 5 or there are fewer documents than that.
     """
     _require_count("values", values)
     require_documents(documents, least=values)
