@@ -72,7 +72,7 @@ def run(
     settings = asdict(plan) | {
         "kind": "policies",
         "policies": list(plan.policies or default_policies()),
-        "model": engine.identity.model,
+        "model": engine.identity.values,
         "dtype": engine.identity.dtype,
         "traits": [list(engine.traits.critical_layers), engine.traits.sink_layer],
     }

@@ -72,7 +72,7 @@ def model_profile(report: dict[str, Any], *, measured: str) -> ModelProfile:
 
     sinks = report["deviation"]["sinks"]
     return ModelProfile(
-        model=report["model"]["model"],
+        model=report["model"]["model"].partition("-")[0],
         name=report["model"]["name"],
         critical_layers=tuple(report["localisation"]["ranked_layers"][:3]),
         sink_token_ids=tuple(sinks["token_ids"]),

@@ -71,7 +71,7 @@ class TransformersHost:
             dtype=str(self.dtype).removeprefix("torch."),
             device=self.device.type,
         )
-        self.traits = traits_of(config, read_profile(self.identity.model, layers=self.layers))
+        self.traits = traits_of(config, read_profile(self.identity.values, layers=self.layers))
 
     @property
     def eos_ids(self) -> frozenset[int]:
