@@ -48,7 +48,7 @@ class SessionSettings(TypedDict, total=False):
             behind it.
         fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
         preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
-            `wait`: a call computes what is missing, so that every answer is full prefill's. `off`, the default.
+            `wait`: a call computes what is missing, so that every answer is full prefill's. Default: `off`.
         selection_layer: the layer (0-based, at least 1) at which deviations are taken.
         anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the query
             over anchors (`qcfuse`), and how many of them, 0 to 1.
