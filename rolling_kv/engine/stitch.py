@@ -90,8 +90,9 @@ class StitchedKV:
         stored = torch.cat([part.taken(part.kv.k[index]) for part in self._placed], dim=1).to(self._device)
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
-            stored = remap_keys(stored, cos, sin)
-        keys[0].index_copy_(1, self._slots, stored)
+            remap_keys(stored, cos, sin, out=keys[0], slots=self._slots)
+        else:
+            keys[0].index_copy_(1, self._slots, stored)
         stored = torch.cat([part.taken(part.kv.v[index]) for part in self._placed], dim=1).to(self._device)
         values[0].index_copy_(1, self._slots, stored)
         return keys, values
