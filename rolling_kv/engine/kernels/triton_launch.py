@@ -32,7 +32,9 @@ def launch(
         constants: its `tl.constexpr` parameters.
     """
     # Whether products and sums are fused decides the last bits: it is said here, not left to a default.
-    kernel[grid](*args, num_warps=warps, num_stages=stages, enable_fp_fusion=True, **constants)
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    with torch.cuda.device_of(args[0]):  # triton launches on the current device, wherever the tensors are
+        kernel[grid](*args, **options, **constants)
 
 
 def width(size: int) -> int:
