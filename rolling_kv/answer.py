@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -67,14 +70,17 @@ class SelectionStats:
         policy: its name.
         k: how many, of `reusable` tokens.
         segments: contiguous runs.
-        captured_deviation: their share of the sum of d_i; None when the policy needed no deviations.
+        captured_deviation: their share of the sum of d_i; None when deviations were not taken, because the
+            policy does not need those of all tokens and `measure_deviation` was not asked for.
+        recall: the share of labelled tokens behind the exact prefix that is among them; None without such.
     """
 
     policy: str
     k: int
     reusable: int
     segments: int
-    captured_deviation: float | None
+    captured_deviation: float | None = None
+    recall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,20 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the model makes of a given continuation of a prompt.
+
+    Args:
+        logits: [tokens + 1, vocabulary], float32: after the prompt, and after each token of the continuation.
+    """
+
+    logits: torch.Tensor
+    usage: Usage
+    timing: Timing
+    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from rolling_kv.errors import ConfigError, InvalidRatioError
-from rolling_kv.policies import POLICIES
+from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_conditioning
 
 DEFAULT_POLICY = "document-aligned"
@@ -57,7 +57,7 @@ class SessionConfig(BaseModel):
     @field_validator("policy")
     @classmethod
     def _policy(cls, value: str) -> str:
-        POLICIES.create(value)
+        create_policy(value)
         return value
 
     @field_validator("conditioning")

@@ -113,7 +113,7 @@ class Ingestor:
             kv = self._engine.extend(context, lineage.segment.token_ids)
             report.computed += len(kv)
             if lineage.key in keep:
-                self._store.put(lineage, kv)
+                self._store.put(lineage, kv.on_host())
         at_hand[lineage.key] = kv
         return kv
 

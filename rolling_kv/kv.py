@@ -25,6 +25,12 @@ class SegmentKV:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def on_host(self) -> SegmentKV:
+        """The same in host memory."""
+        if self.k.device.type == "cpu":
+            return self
+        return SegmentKV(k=self.k.cpu(), v=self.v.cpu(), token_ids=self.token_ids, start=self.start)
+
     @property
     def nbytes(self) -> int:
         return self.k.numel() * self.k.element_size() + self.v.numel() * self.v.element_size()

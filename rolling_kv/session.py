@@ -8,21 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-from rolling_kv.answer import Answer, WindowChange
+from rolling_kv.account import Account
+from rolling_kv.answer import Answer, Continuation, WindowChange
 from rolling_kv.config import (
     DEFAULT_CONDITIONING,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
     SessionConfig,
-    require_ratio,
     session_config,
 )
 from rolling_kv.errors import ConfigError, SessionClosedError
-from rolling_kv.ingest import Ingestor, IngestReport, Progress
+from rolling_kv.ingest import IngestReport, Progress
+from rolling_kv.options import AskOptions, PrefillOptions, prefill_settings, require_layer
 from rolling_kv.plan import Plan, make_plan, require_positions
-from rolling_kv.policies import POLICIES
+from rolling_kv.prefill import Prefiller
 from rolling_kv.store import Lineage, make_lineage, open_store
 from rolling_kv.stream import AnswerStream
 from rolling_kv.window import (
@@ -38,11 +39,7 @@ from rolling_kv.window import (
 if TYPE_CHECKING:
     import torch
 
-    from rolling_kv.call import Prefilled
     from rolling_kv.engine.host import TransformersHost
-    from rolling_kv.kv import SegmentKV
-    from rolling_kv.policies.base import Policy
-    from rolling_kv.signals import Signals
     from rolling_kv.store.base import KVStore
 
 
@@ -70,12 +67,8 @@ class RollingSession:
         self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
         self._window = Window(max_documents=config.window, max_tokens=config.window_tokens)
-        self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
-        if config.selection_layer >= engine.layers:
-            raise ConfigError(
-                f"selection_layer is {config.selection_layer}; the model {engine.name!r} has layers 0 to "
-                f"{engine.layers - 1}. Deviations are usually taken at layer 1."
-            )
+        self._prefiller = Prefiller(engine=engine, store=store, config=config, clock=clock)
+        require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
 
     @classmethod
@@ -267,114 +260,66 @@ class RollingSession:
         """The exact prompt, so that it can be checked against another engine."""
         return self.prompt(query, answer_prefix=answer_prefix).token_ids
 
-    def next_token_logits(
-        self, query: str, *, answer_prefix: str = "", policy: str | None = None, ratio: float | None = None
-    ) -> torch.Tensor:
+    def next_token_logits(self, query: str, **options: Unpack[PrefillOptions]) -> torch.Tensor:
         """The first token's logits, [vocabulary], float32, without decoding."""
         with self._open():
-            plan = self._plan(query, answer_prefix, room=1)
-            prefilled, report = self._prefill(
-                plan, policy=self._policy(policy), ratio=self._ratio(ratio), room=1
-            )
-            self._unreported += report.degraded
-            return prefilled.logits
+            account = self._prefill(query, options, room=1)
+            self._unreported += account.report.degraded
+            return account.prefilled.logits
 
-    def ask(
-        self,
-        query: str,
-        *,
-        max_new_tokens: int = 64,
-        answer_prefix: str = "",
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        policy: str | None = None,
-        ratio: float | None = None,
-    ) -> Answer:
+    def score(self, query: str, token_ids: Sequence[int], **options: Unpack[PrefillOptions]) -> Continuation:
+        """What the model makes of a given continuation, such as a reference answer (teacher forcing).
+
+        Args:
+            token_ids: of the continuation.
+        """
+        import torch
+
+        with self._open():
+            account = self._prefill(query, options, room=max(1, len(token_ids)))
+            logits = account.prefilled.logits[None]
+            if len(token_ids):
+                logits = torch.cat((logits, account.prefilled.follow(token_ids)))
+        return Continuation(
+            logits=logits,
+            usage=account.usage(output=len(token_ids)),
+            timing=account.timing(first_token=0.0),
+            trace=account.trace(),
+        )
+
+    def ask(self, query: str, **options: Unpack[AskOptions]) -> Answer:
         """Answers a query over the window.
 
         Args:
             query: stands after the documents.
-            max_new_tokens: the answer's tokens at most.
-            answer_prefix: the answer begins with this text, which counts as prompt.
-            stop: strings that end the answer and are not part of it.
-            temperature, top_k, top_p, seed: sampling; greedy at temperature 0.
-            policy, ratio: instead of the session's, for this call; `full-prefill` gives the reference answer.
+            options: see `AskOptions` and `PrefillOptions`.
 
         Raises:
-            PromptTooLongError: the model has fewer positions. ConfigError: an argument is not as expected.
+            PromptTooLongError: the model has fewer positions. ConfigError: an option is not as expected.
         """
-        stream = self.stream(
-            query,
-            max_new_tokens=max_new_tokens,
-            answer_prefix=answer_prefix,
-            stop=stop,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            policy=policy,
-            ratio=ratio,
-        )
-        for _ in stream:
-            pass
-        return stream.answer
+        return self.stream(query, **options).answer
 
-    def stream(
-        self,
-        query: str,
-        *,
-        max_new_tokens: int = 64,
-        answer_prefix: str = "",
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        policy: str | None = None,
-        ratio: float | None = None,
-    ) -> AnswerStream:
+    def stream(self, query: str, **options: Unpack[AskOptions]) -> AnswerStream:
         """Like `ask`, piece by piece: iterate over the pieces of text, then read `.answer`.
 
         The prompt is fixed and prefilled by this call; appending while the stream is read does not change it.
         """
-        from rolling_kv.engine.decode import Decoding, Sampling
+        from rolling_kv.engine.decode import Decoding, decoding_settings
 
-        if isinstance(stop, str):
-            stop = (stop,)
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; expected at least 1.")
+        settings, prefill_options = decoding_settings(options)
         with self._open():
-            started = self.clock()
-            chosen = self._policy(policy)
-            plan = self._plan(query, answer_prefix, room=max_new_tokens)
-            prefilled, report = self._prefill(
-                plan, policy=chosen, ratio=self._ratio(ratio), room=max_new_tokens
-            )
-            report.degraded, self._unreported = self._unreported + report.degraded, []
-            ready = self.clock()
+            account = self._prefill(query, prefill_options, room=settings.max_new_tokens)
+            account.report.degraded, self._unreported = self._unreported + account.report.degraded, []
+        prefilled = account.prefilled
         decoding = Decoding(
             prefilled.logits,
-            step=prefilled.step,
+            step=lambda token_id: prefilled.follow([token_id])[-1],
             tokenizer=self.engine.tokenizer,
-            sampling=sampling,
             eos_ids=self.engine.eos_ids,
-            stop=stop,
-            max_new_tokens=max_new_tokens,
+            settings=settings,
             clock=self.clock,
         )
-        return AnswerStream(
-            decoding,
-            plan=plan if chosen.reuses else Plan(prompt=plan.prompt, stored=()),
-            prefilled=prefilled,
-            report=report,
-            started=started,
-            ready=ready,
-            clock=self.clock,
-        )
+        return AnswerStream(decoding, account=account)
 
     def check_integrity(self) -> list[str]:
         """What does not hold of window and store (empty when all does); reads every stored payload."""
@@ -393,14 +338,29 @@ class RollingSession:
         """Makes `window` the session's, once its KV is stored (eager) or at once (lazy)."""
         report = IngestReport()
         if self.config.ingest == "eager":
-            plan = self._planned(self._layout.prompt(window.documents, None))
-            _, report = self._ingestor.ensure(plan.stored, progress=progress)
-            needs = self._policy(None).needs
-            if needs is not None and needs.signal == "anchors":
-                self._anchors(plan, report)
+            prompt = self._layout.prompt(window.documents, None)
+            self._require_positions(prompt, room=1)
+            report = self._prefiller.ingest(self._planned(prompt), progress=progress)
             self._unreported += report.degraded
         self._window = window
         return report
+
+    def _prefill(self, query: str, options: PrefillOptions, *, room: int) -> Account:
+        started = self.clock()
+        settings = prefill_settings(self.config, options, layers=self.engine.layers)
+        prompt = self.prompt(query, answer_prefix=settings.answer_prefix)
+        self._require_positions(prompt, room=room)
+        plan = self._planned(prompt) if settings.policy.reuses else Plan(prompt=prompt, stored=())
+        labelled = self._layout.labelled(self.documents, prompt, settings.labels)
+        prefilled, report = self._prefiller.prefill(plan, settings, labelled=labelled, room=room)
+        return Account(
+            plan=plan,
+            prefilled=prefilled,
+            report=report,
+            started=started,
+            ready=self.clock(),
+            clock=self.clock,
+        )
 
     def _planned(self, prompt: Prompt) -> Plan:
         return make_plan(prompt, conditioning=self._conditioning, lineage_of=self._lineage_of)
@@ -408,66 +368,5 @@ class RollingSession:
     def _lineage_of(self, path: Sequence[Sequence[int]]) -> Lineage:
         return make_lineage(self.engine.identity, namespace=self.config.namespace, path=path)
 
-    def _plan(self, query: str, answer_prefix: str, *, room: int) -> Plan:
-        prompt = self.prompt(query, answer_prefix=answer_prefix)
+    def _require_positions(self, prompt: Prompt, *, room: int) -> None:
         require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)
-        return self._planned(prompt)
-
-    def _prefill(
-        self, plan: Plan, *, policy: Policy, ratio: float, room: int
-    ) -> tuple[Prefilled, IngestReport]:
-        from rolling_kv.call import full_prefill, fused_prefill
-
-        if not policy.reuses:
-            prefilled = full_prefill(plan, engine=self.engine, policy=policy, clock=self.clock)
-            return prefilled, IngestReport()
-        kv, report = self._ingestor.ensure(plan.stored)
-        signals = self._signals(plan, kv, policy=policy, report=report)
-        prefilled = fused_prefill(
-            plan,
-            kv,
-            engine=self.engine,
-            policy=policy,
-            ratio=ratio,
-            signals=signals,
-            room=room,
-            clock=self.clock,
-        )
-        return prefilled, report
-
-    def _signals(
-        self, plan: Plan, kv: Sequence[SegmentKV], *, policy: Policy, report: IngestReport
-    ) -> Signals:
-        """How the score that `policy` needs is computed; says in `report` when layers had to be guessed."""
-        import torch
-
-        from rolling_kv.engine.stitch import PlacedKV
-        from rolling_kv.signals import Signals
-
-        anchors: list[PlacedKV] = []
-        if policy.needs is not None and policy.needs.signal == "anchors":
-            chosen = self._anchors(plan, report)
-            anchors = [
-                PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
-                for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
-            ]
-        critical = self.engine.critical_layers
-        if critical.guessed and policy.needs is not None and policy.needs.layers == "critical":
-            report.degraded.append(
-                f"The critical layers of {self.engine.name!r} were never measured; {policy.name} used "
-                f"the layers {', '.join(map(str, critical.layers))}, {critical.source}."
-            )
-        return Signals(
-            selection_layer=self.config.selection_layer, critical_layers=critical.layers, anchors=anchors
-        )
-
-    def _anchors(self, plan: Plan, report: IngestReport) -> list[tuple[int, ...]]:
-        return self._ingestor.anchors(
-            plan.stored, rule=self.config.anchor_rule, ratio=self.config.anchor_ratio, report=report
-        )
-
-    def _policy(self, name: str | None) -> Policy:
-        return POLICIES.create(self.config.policy if name is None else name)
-
-    def _ratio(self, ratio: float | None) -> float:
-        return self.config.ratio if ratio is None else require_ratio(ratio)

@@ -20,8 +20,8 @@ from benchmarks.gpu.checks import relative
 from benchmarks.gpu.scale import Scale
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.stitch import PlacedKV
-from rolling_kv.policies.base import SelectionInput, Span, budget
-from rolling_kv.policies.document_aligned import DocumentAligned
+from rolling_kv.policies.base import Span, budget
+from rolling_kv.policies.spans import fill_spans, rank_by_mean
 
 _MOST = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # of logits, after all layers
 
@@ -86,8 +86,9 @@ class _Prompt:
         started = _now(host)
         stitched = host.stitch(self._placed, capacity=len(self.ids))
         score = host.deviations(stitched, self.ids, rows=torch.arange(len(self.ids)), layer=1)[:count].cpu()
-        given = SelectionInput(k=budget(count, ratio), spans=self._spans, score=score)
-        rows = torch.cat((DocumentAligned().select(given), self._query))
+        ranked = rank_by_mean(self._spans, score)
+        selection = fill_spans(ranked, score=score, k=budget(count, ratio))
+        rows = torch.cat((selection, self._query))
         selected = _now(host)
         logits = host.fuse(stitched, self.ids, rows=rows)
         return logits, {"select": selected - started, "fuse": _now(host) - selected}

@@ -15,8 +15,7 @@ from rolling_kv.kv import SegmentKV
 
 AnchorRule = Literal["kvzip", "knorm", "sink"]
 
-DEFAULT_RULE: AnchorRule = "kvzip"
-DEFAULT_RATIO = 0.1
+ANCHOR_RULES: tuple[AnchorRule, ...] = ("kvzip", "knorm", "sink")
 
 _REPEAT = "\n\nRepeat the previous context exactly:\n"
 
@@ -31,15 +30,20 @@ def anchor_tokens(
         rule: `kvzip`: the most attention that each token gets while the model repeats the segment (Kim et
             al., 2025); `knorm`: the smallest key norms (Devoto et al., 2024); `sink`: the first tokens.
     """
-    count = math.ceil(ratio * len(kv))
-    scores = _scores(engine, context, kv, rule=rule)
+    return best_tokens(anchor_scores(engine, context, kv, rule=rule), ratio=ratio)
+
+
+def best_tokens(scores: torch.Tensor, *, ratio: float) -> tuple[int, ...]:
+    """Indices, ascending, of the ceil(ratio * tokens) largest of `scores` [tokens], earlier ones first."""
+    count = math.ceil(ratio * len(scores))
     best = torch.sort(scores, descending=True, stable=True).indices[:count]
     return tuple(best.sort().values.tolist())
 
 
-def _scores(
+def anchor_scores(
     engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule
 ) -> torch.Tensor:
+    """How much each token of a segment is worth as an anchor, [tokens], float32, on the CPU."""
     if rule == "sink":
         return -torch.arange(len(kv), dtype=torch.float32)
     if rule == "knorm":

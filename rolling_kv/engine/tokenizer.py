@@ -51,6 +51,14 @@ class ModelTokenizer:
             encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=not special)
         return tuple(encoded["input_ids"])
 
+    def offsets(self, text: str) -> tuple[tuple[int, int], ...]:
+        """For each token of `encode(text, special=False)`, the characters that it stands for, [from, to)."""
+        with self._lock:
+            encoded = self._tokenizer(
+                text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+            )
+        return tuple((low, high) for low, high in encoded["offset_mapping"])
+
     def spells_special_token(self, text: str) -> bool:
         return any(token in text for token in self._special)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rolling_kv.errors import ConfigError, TemplateError
+from rolling_kv.errors import ConfigError, TemplateError, UnknownDocumentError
 from rolling_kv.window.document import Document, content_hash, require_text
 
 SegmentKind = Literal["instruction", "document", "query"]
@@ -33,6 +33,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         """Token ids of `text`, nothing added; special tokens are recognised only when `special`."""
+        ...
+
+    def offsets(self, text: str) -> tuple[tuple[int, int], ...]:
+        """For each token of `encode(text, special=False)`, the characters that it stands for, [from, to)."""
         ...
 
     def spells_special_token(self, text: str) -> bool:
@@ -121,6 +125,39 @@ class PromptLayout:
                 segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
                 start += len(ids)
         return Prompt(segments=tuple(segments))
+
+    def labelled(
+        self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
+    ) -> frozenset[int]:
+        """The prompt positions of the tokens that hold labelled characters.
+
+        Args:
+            labels: (document id, first character, character after the last) in the document's own text.
+
+        Raises:
+            UnknownDocumentError, ConfigError: there is no such document, or no such range in it.
+        """
+        texts = {document.id: document.text for document in documents}
+        starts = {segment.name: segment.start for segment in prompt.segments if segment.kind == "document"}
+        positions: set[int] = set()
+        for name, first, stop in labels:
+            if name not in texts:
+                raise UnknownDocumentError(
+                    f"A label names the document {name!r}, which is not in the window of {len(texts)}."
+                )
+            text = texts[name]
+            if not 0 <= first < stop <= len(text):
+                raise ConfigError(
+                    f"A label names the characters {first} to {stop} of {name!r}, which has {len(text)}."
+                )
+            cut = len(text) - len(text.lstrip())
+            offsets = self._tokenizer.offsets(require_text(text) + "\n")
+            positions |= {
+                starts[name] + index
+                for index, (low, high) in enumerate(offsets)
+                if low < stop - cut and high > first - cut
+            }
+        return frozenset(positions)
 
     def _query_ids(self, query: str, answer_prefix: str) -> tuple[int, ...]:
         text = query.strip()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rolling_kv.engine.decode import Decoding, Sampling
+from rolling_kv.engine.decode import DecodeSettings, Decoding, Sampling
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
 from tests.engine.stock import stock_attention
@@ -25,10 +25,8 @@ def scripted(engine: TransformersHost, text: str, *, stop: Sequence[str] = (), l
         certain(ids[0]),
         step=lambda _: certain(next(upcoming)),
         tokenizer=engine.tokenizer,
-        sampling=Sampling(),
         eos_ids=frozenset({259}),
-        stop=stop,
-        max_new_tokens=limit,
+        settings=DecodeSettings(stop=tuple(stop), max_new_tokens=limit),
     )
 
 
@@ -39,12 +37,10 @@ def test_greedy_decoding_is_transformers_generate(tiny_engine: TransformersHost)
     position = iter(range(len(ids), len(ids) + 24))
     decoding = Decoding(
         logits,
-        step=lambda token: tiny_engine.step(stitched, token, position=next(position)),
+        step=lambda token: tiny_engine.follow(stitched, [token], position=next(position))[-1],
         tokenizer=tiny_engine.tokenizer,
-        sampling=Sampling(),
         eos_ids=frozenset(),
-        stop=(),
-        max_new_tokens=24,
+        settings=DecodeSettings(max_new_tokens=24),
     )
     list(decoding)
     with stock_attention(tiny_engine) as model:
@@ -125,5 +121,5 @@ def test_sampling_settings_outside_their_bounds(settings: dict[str, float]) -> N
 def test_decoding_settings_outside_their_bounds(llama_engine: TransformersHost) -> None:
     with pytest.raises(ConfigError, match="max_new_tokens is 0"):
         scripted(llama_engine, "x", limit=0)
-    with pytest.raises(ConfigError, match="stop string is empty"):
+    with pytest.raises(ConfigError, match="empty one would end"):
         scripted(llama_engine, "x", stop=[""])

@@ -33,7 +33,8 @@ def launch(
     """
     # Whether products and sums are fused decides the last bits: it is said here, not left to a default.
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    with torch.cuda.device_of(args[0]):  # triton launches on the current device, wherever the tensors are
+    # Triton launches on the current device, wherever the tensors are.
+    with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
         kernel[grid](*args, **options, **constants)
 
 

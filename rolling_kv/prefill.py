@@ -1,0 +1,94 @@
+"""Prefilling a plan: ingestion, the scores that its policy needs, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rolling_kv.config import SessionConfig
+from rolling_kv.ingest import Ingestor, IngestReport, Progress
+from rolling_kv.kv import SegmentKV
+from rolling_kv.options import PrefillSettings
+from rolling_kv.plan import Plan
+from rolling_kv.policies import create_policy
+
+if TYPE_CHECKING:
+    from rolling_kv.call import Prefilled
+    from rolling_kv.engine.host import TransformersHost
+    from rolling_kv.engine.stitch import PlacedKV
+    from rolling_kv.store.base import KVStore
+
+
+class Prefiller:
+    """Brings plans to the first token's logits, for one session."""
+
+    def __init__(
+        self, *, engine: TransformersHost, store: KVStore, config: SessionConfig, clock: Callable[[], float]
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
+
+    def ingest(self, plan: Plan, *, progress: Progress | None = None) -> IngestReport:
+        """Has the KV of a plan's stored segments at hand, and what the session's policy needs beside it."""
+        _, report = self._ingestor.ensure(plan.stored, progress=progress)
+        if any(need.signal == "anchors" for need in create_policy(self._config.policy).needs):
+            self._anchors(plan, report)
+        return report
+
+    def prefill(
+        self,
+        plan: Plan,
+        settings: PrefillSettings,
+        *,
+        labelled: frozenset[int] = frozenset(),
+        room: int,
+    ) -> tuple[Prefilled, IngestReport]:
+        """Runs a plan under `settings`.
+
+        Args:
+            labelled: prompt positions of the answer, when the request has labels.
+            room: tokens that decoding may add.
+        """
+        from rolling_kv.call import full_prefill, fused_prefill
+        from rolling_kv.signals import Signals
+
+        policy = settings.policy
+        if not policy.reuses:
+            prefilled = full_prefill(plan, engine=self._engine, policy=policy, clock=self._clock)
+            return prefilled, IngestReport()
+        kv, report = self._ingestor.ensure(plan.stored)
+        signals = Signals(
+            engine=self._engine,
+            plan=plan,
+            selection_layer=settings.selection_layer,
+            anchors=lambda: self._placed_anchors(plan, kv, report),
+            degraded=report.degraded.append,
+        )
+        prefilled = fused_prefill(
+            plan,
+            kv,
+            engine=self._engine,
+            settings=settings,
+            signals=signals,
+            labelled=labelled,
+            room=room,
+            clock=self._clock,
+        )
+        return prefilled, report
+
+    def _placed_anchors(self, plan: Plan, kv: Sequence[SegmentKV], report: IngestReport) -> list[PlacedKV]:
+        import torch
+
+        from rolling_kv.engine.stitch import PlacedKV
+
+        return [
+            PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
+            for part, one, tokens in zip(plan.stored, kv, self._anchors(plan, report), strict=True)
+        ]
+
+    def _anchors(self, plan: Plan, report: IngestReport) -> list[tuple[int, ...]]:
+        return self._ingestor.anchors(
+            plan.stored, rule=self._config.anchor_rule, ratio=self._config.anchor_ratio, report=report
+        )
