@@ -35,21 +35,10 @@ from rolling_kv.engine.kernels.triton_scores import (
 _LN2 = 0.6931471805599453
 
 
-def attention_mass(query: torch.Tensor, key: torch.Tensor, **terms: Any) -> torch.Tensor:
-    """See `torch_mass.attention_mass`."""
-    return _received(query, key, peak=False, **terms)
-
-
-def attention_peak(query: torch.Tensor, key: torch.Tensor, **terms: Any) -> torch.Tensor:
-    """See `torch_mass.attention_peak`."""
-    return _received(query, key, peak=True, **terms) / key.shape[1]
-
-
-def _received(
+def attention_mass(
     query: torch.Tensor,
     key: torch.Tensor,
     *,
-    peak: bool,
     rows: torch.Tensor,
     positions: torch.Tensor,
     context: int,
@@ -58,6 +47,45 @@ def _received(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """See `torch_mass.attention_mass`."""
+    return _received(
+        query, key, rows, positions, context, scaling, sliding_window, softcap, sinks, peak=False
+    )
+
+
+def attention_peak(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    context: int,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `torch_mass.attention_peak`."""
+    total = _received(
+        query, key, rows, positions, context, scaling, sliding_window, softcap, sinks, peak=True
+    )
+    return total / key.shape[1]
+
+
+def _received(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    context: int,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    *,
+    peak: bool,
+) -> torch.Tensor:
+    """What each context token receives: the sum over heads and rows, or over key heads of their largest."""
     _, heads, row_count, head_dim = query.shape
     kv_heads, key_count = key.shape[1], key.shape[2]
     group = heads // kv_heads

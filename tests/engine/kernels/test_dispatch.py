@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 
+from rolling_kv.engine import kernels
 from rolling_kv.engine.kernels import dispatch, span_sums
 from rolling_kv.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", kernels.__all__)
+def test_both_implementations_take_the_same_arguments(name: str) -> None:
+    reference = inspect.unwrap(getattr(kernels, name))
+    kernel = getattr(import_module(reference.__module__.replace(".torch_", ".triton_")), name)
+    assert inspect.signature(kernel) == inspect.signature(reference)
+    assert f"torch_{kernel.__module__.partition('triton_')[2]}.{name}" in kernel.__doc__
+
+
+def test_every_computation_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    for name in kernels.__all__:
+        assert f"| `{name}` |" in page
 
 
 def test_a_cpu_runs_torch_also_where_the_interpreter_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
