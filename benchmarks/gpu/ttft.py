@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -35,7 +36,7 @@ def run(scale: Scale) -> dict[str, Any]:
         full = _seconds(scale, lambda p=prompt: host.stock_prefill(p.ids)[0])
         timed.append({"tokens": tokens, "policy": "full-prefill", "ttft": full})
         for ratio in scale.ratios:
-            stages = [prompt.fused(ratio)[1] for _ in range(scale.repeats + 1)][1:]
+            stages = [prompt.fused(ratio).seconds for _ in range(scale.repeats + 1)][1:]
             entry = {name: median(stage[name] for stage in stages) for name in stages[0]}
             entry["ttft"] = median(sum(stage.values()) for stage in stages)
             timed.append({"tokens": tokens, "policy": "document-aligned", "ratio": ratio, **entry})
@@ -47,18 +48,27 @@ def run(scale: Scale) -> dict[str, Any]:
 def _check(scale: Scale, prompt: _Prompt) -> list[dict[str, Any]]:
     """The same fusion twice gives the same bits; by the torch kernels, the same logits but for rounding."""
     ratio = scale.ratios[-1]
-    logits, again = prompt.fused(ratio)[0], prompt.fused(ratio)[0]
+    first, again = prompt.fused(ratio), prompt.fused(ratio)
     with _kernels("torch"):
-        reference = prompt.fused(ratio)[0]
-    same = float(torch.equal(logits, again))
+        reference = prompt.fused(ratio, rows=first.rows).logits
+    same = float(torch.equal(first.logits, again.logits))
     found = {
-        f"fused logits of {len(prompt.ids)} tokens": (relative(logits, reference), _MOST[scale.dtype]),
+        f"fused logits of {len(prompt.ids)} tokens": (relative(first.logits, reference), _MOST[scale.dtype]),
         f"fused logits of {len(prompt.ids)} tokens, other bits again": (1.0 - same, 0.0),
     }
     return [
         {"check": name, "error": error, "most": most, "passed": error <= most}
         for name, (error, most) in found.items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """Logits after the prompt, the rows that were computed, and the seconds of each stage."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    seconds: dict[str, float]
 
 
 class _Prompt:
@@ -80,18 +90,19 @@ class _Prompt:
             for span in self._spans
         ]
 
-    def fused(self, ratio: float) -> tuple[torch.Tensor, dict[str, float]]:
-        """The logits, and the seconds of each stage, which remap a layer's keys when they first need them."""
+    def fused(self, ratio: float, *, rows: torch.Tensor | None = None) -> _Fused:
+        """Selects, unless `rows` are given, and fuses; both remap a layer's keys when they first need it."""
         host, count = self._host, self._spans[-1].stop
         started = _now(host)
         stitched = host.stitch(self._placed, capacity=len(self.ids))
         score = host.deviations(stitched, self.ids, rows=torch.arange(len(self.ids)), layer=1)[:count].cpu()
-        ranked = rank_by_mean(self._spans, score)
-        selection = fill_spans(ranked, score=score, k=budget(count, ratio))
-        rows = torch.cat((selection, self._query))
+        if rows is None:
+            ranked = rank_by_mean(self._spans, score)
+            selection = fill_spans(ranked, score=score, k=budget(count, ratio))
+            rows = torch.cat((selection, self._query))
         selected = _now(host)
         logits = host.fuse(stitched, self.ids, rows=rows)
-        return logits, {"select": selected - started, "fuse": _now(host) - selected}
+        return _Fused(logits, rows, {"select": selected - started, "fuse": _now(host) - selected})
 
 
 def _host(scale: Scale) -> TransformersHost:
