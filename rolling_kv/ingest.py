@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.errors import StoreError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.plan import StoredSegment
 from rolling_kv.store import Lineage
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with how many segments are at hand, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorKind:
+    """Which tokens of a segment are its anchors, and how many of them (0 to 1)."""
+
+    rule: AnchorRule
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.rule}:{self.ratio!r}"
 
 
 @dataclass(slots=True)
@@ -47,9 +58,16 @@ class Ingestor:
         self._resident: dict[str, SegmentKV] = {}
 
     def ensure(
-        self, stored: Sequence[StoredSegment], *, progress: Progress | None = None
+        self,
+        stored: Sequence[StoredSegment],
+        *,
+        anchors: AnchorKind | None = None,
+        progress: Progress | None = None,
     ) -> tuple[list[SegmentKV], IngestReport]:
         """The KV of each segment, in order.
+
+        Args:
+            anchors: also has anchors of this kind at hand, in the store.
 
         Raises:
             StoreError: something could not be stored; what was stored before it stays valid.
@@ -62,6 +80,8 @@ class Ingestor:
             if progress is not None:
                 progress(done, len(stored))
             self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
+            if anchors is not None:
+                self._anchors_of(part, anchors, at_hand=at_hand, report=report)
         if progress is not None:
             progress(len(stored), len(stored))
         self._resident = {key: at_hand[key] for key in keep}
@@ -69,31 +89,36 @@ class Ingestor:
         return [at_hand[part.lineage.key] for part in stored], report
 
     def anchors(
-        self, stored: Sequence[StoredSegment], *, rule: AnchorRule, ratio: float, report: IngestReport
+        self, stored: Sequence[StoredSegment], kind: AnchorKind, *, report: IngestReport
     ) -> list[tuple[int, ...]]:
         """The anchor tokens of each segment, as indices within it: from the store, or computed and stored.
 
         Call it after `ensure` with the same segments; what it had to do is added to `report`.
         """
+        started = self._clock()
+        at_hand = dict(self._resident)
+        found = [self._anchors_of(part, kind, at_hand=at_hand, report=report) for part in stored]
+        report.seconds += self._clock() - started
+        return found
+
+    def _anchors_of(
+        self, part: StoredSegment, kind: AnchorKind, *, at_hand: dict[str, SegmentKV], report: IngestReport
+    ) -> tuple[int, ...]:
         from rolling_kv.engine.anchors import anchor_tokens
 
-        started = self._clock()
-        kind = f"{rule}:{ratio!r}"
-        found = []
-        at_hand = dict(self._resident)
-        for part in stored:
-            tokens = self._store.get_anchors(part.lineage, kind)
-            if tokens is None:
+        tokens = self._store.get_anchors(part.lineage, str(kind))
+        if tokens is None:
+            context = []
+            if kind.rule == "kvzip":  # the only rule that reads what the segment was computed after
                 context = [
                     self._obtain(part.lineages[: length + 1], at_hand=at_hand, keep=set(), report=report)
                     for length in range(len(part.lineages) - 1)
                 ]
-                kv = at_hand[part.lineage.key]
-                tokens = anchor_tokens(self._engine, context, kv, rule=rule, ratio=ratio)
-                self._store.put_anchors(part.lineage, kind, tokens)
-            found.append(tokens)
-        report.seconds += self._clock() - started
-        return found
+                report.computed += len(part.lineage.segment.token_ids)
+            kv = at_hand[part.lineage.key]
+            tokens = anchor_tokens(self._engine, context, kv, rule=kind.rule, ratio=kind.ratio)
+            self._store.put_anchors(part.lineage, str(kind), tokens)
+        return tokens
 
     def _obtain(
         self,
@@ -120,6 +145,6 @@ class Ingestor:
     def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
         try:
             return self._store.get(lineage)
-        except CorruptPayloadError as error:
-            report.degraded.append(f"Stored KV was unusable and computed again: {error}.")
+        except StoreError as error:  # damaged, or not to be read just now
+            report.degraded.append(f"Stored KV was unusable and computed again: {error}")
             return None

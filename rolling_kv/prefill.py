@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rolling_kv.config import SessionConfig
-from rolling_kv.ingest import Ingestor, IngestReport, Progress
+from rolling_kv.ingest import AnchorKind, Ingestor, IngestReport, Progress
 from rolling_kv.kv import SegmentKV
 from rolling_kv.options import PrefillSettings
 from rolling_kv.plan import Plan
@@ -29,13 +29,13 @@ class Prefiller:
         self._config = config
         self._clock = clock
         self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
+        self._anchor_kind = AnchorKind(rule=config.anchor_rule, ratio=config.anchor_ratio)
 
     def ingest(self, plan: Plan, *, progress: Progress | None = None) -> IngestReport:
         """Has the KV of a plan's stored segments at hand, and what the session's policy needs beside it."""
-        _, report = self._ingestor.ensure(plan.stored, progress=progress)
-        if any(need.signal == "anchors" for need in create_policy(self._config.policy).needs):
-            self._anchors(plan, report)
-        return report
+        anchored = any(need.signal == "anchors" for need in create_policy(self._config.policy).needs)
+        anchors = self._anchor_kind if anchored else None
+        return self._ingestor.ensure(plan.stored, anchors=anchors, progress=progress)[1]
 
     def prefill(
         self,
@@ -85,10 +85,10 @@ class Prefiller:
 
         return [
             PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
-            for part, one, tokens in zip(plan.stored, kv, self._anchors(plan, report), strict=True)
+            for part, one, tokens in zip(
+                plan.stored,
+                kv,
+                self._ingestor.anchors(plan.stored, self._anchor_kind, report=report),
+                strict=True,
+            )
         ]
-
-    def _anchors(self, plan: Plan, report: IngestReport) -> list[tuple[int, ...]]:
-        return self._ingestor.anchors(
-            plan.stored, rule=self._config.anchor_rule, ratio=self._config.anchor_ratio, report=report
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -89,7 +89,9 @@ def decoding_settings(options: AskOptions) -> tuple[DecodeSettings, PrefillOptio
     decoding = {name: left.pop(name) for name in ("max_new_tokens", "stop") if name in left}
     if "stop" in decoding:
         stop = decoding["stop"]
-        decoding["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        decoding["stop"] = (
+            tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
+        )
     return DecodeSettings(**decoding, sampling=Sampling(**sampling)), cast("PrefillOptions", left)
 
 

@@ -72,7 +72,7 @@ class TransformersHost:
             dtype=str(self.dtype).removeprefix("torch."),
             device=self.device.type,
         )
-        self.traits = traits_of(config, read_profile(self.identity.model, layers=self.layers))
+        self.traits = traits_of(config, read_profile(self.identity.values, layers=self.layers))
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -122,7 +122,7 @@ class TransformersHost:
         stop = start + len(token_ids)
         stitched = self.stitch(placed, capacity=stop)
         rows = torch.arange(start, stop, device=self.device)
-        self.run(token_ids, rows=rows, stitched=stitched, stop=stop)
+        self.run(token_ids, rows=rows, stitched=stitched, stop=stop, last_layer=self.layers - 1)
         layers = [stitched.layer(index) for index in range(self.layers)]
         return SegmentKV(
             k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),

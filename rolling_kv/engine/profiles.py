@@ -19,7 +19,7 @@ class ModelProfile(BaseModel):
     """The part of a profile that calls use; layers are 0-based.
 
     Args:
-        model: the model's fingerprint.
+        model: the model's fingerprint, the same in every dtype (`ModelIdentity.values`).
         name: how it was opened, for people.
         critical_layers: best first, by Recall@10%.
         sink_token_ids, sink_layer: see `ModelTraits`.

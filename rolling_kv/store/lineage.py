@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import xxhash
 
 from rolling_kv.kv import ModelIdentity
 
-LINEAGE_VERSION = 1
+LINEAGE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,14 @@ class Lineage:
         return self.path[-1]
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the ids themselves, as it is kept in a payload's header."""
+        """What a payload's header keeps: all that the key is made of, digests in the place of ids.
+
+        What the model is called is not in it: equal models make equal files.
+        """
         return {
             "version": LINEAGE_VERSION,
             "namespace": self.namespace,
-            **asdict(self.identity),
+            **_decisive(self.identity),
             "path": [[step.start, len(step.token_ids), step.digest] for step in self.path],
         }
 
@@ -60,11 +63,15 @@ def make_lineage(identity: ModelIdentity, *, namespace: str, path: Sequence[Sequ
     for token_ids in path:
         steps.append(PathStep(token_ids=tuple(token_ids), start=start))
         start += len(token_ids)
-    fields = (identity.model, identity.tokenizer, identity.rope, identity.dtype, identity.device, namespace)
     digest = xxhash.xxh3_128(f"rolling_kv.lineage.v{LINEAGE_VERSION}".encode())
-    for field in fields:
-        data = field.encode("utf-8")
+    for text in (*_decisive(identity).values(), namespace):
+        data = text.encode("utf-8")
         digest.update(len(data).to_bytes(8, "little") + data)
     for step in steps:
         digest.update(f"{step.start},{len(step.token_ids)},{step.digest};".encode())
     return Lineage(identity=identity, namespace=namespace, path=tuple(steps), key=digest.hexdigest())
+
+
+def _decisive(identity: ModelIdentity) -> dict[str, str]:
+    """Every part of a model's identity that decides bits."""
+    return {field.name: getattr(identity, field.name) for field in fields(identity) if field.name != "name"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rolling_kv.errors import EmptyDocumentError, WindowError
+from rolling_kv.errors import EmptyDocumentError, RollingKVError, WindowError
 
 _HASH_VERSION = b"rolling_kv.document.v1"
 
@@ -51,9 +51,18 @@ def require_text(text: str) -> str:
             "The document is empty or only white space; a document needs some text. Skip it instead of "
             "appending it."
         )
-    if any("\ud800" <= character <= "\udfff" for character in stripped):
-        raise WindowError(
-            "The document holds a lone surrogate, which is no character. Read it again in its own encoding, "
+    require_characters(stripped, what="document", error=WindowError)
+    return stripped
+
+
+def require_characters(text: str, *, what: str, error: type[RollingKVError]) -> None:
+    """Checks that `text`, the prompt's `what`, holds no half of a surrogate pair.
+
+    Raises:
+        RollingKVError: it does; of the type `error`.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise error(
+            f"The {what} holds a lone surrogate, which is no character. Read it again in its own encoding, "
             "or with errors='replace'."
         )
-    return stripped

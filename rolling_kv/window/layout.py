@@ -4,7 +4,8 @@ The model's own chat template frames them. The template is rendered once with ma
 instruction, the documents and the query; the text around the marks becomes part of the first and the last
 segment. So the pieces, put together, are exactly what the template renders, and the ids of a document never
 depend on its neighbours. Text that spells a special token is tokenised as ordinary text, so that a document
-cannot end the turn that it stands in.
+cannot end the turn that it stands in. The blank that SentencePiece-style tokenizers put before a text goes to
+the first text of the prompt alone, and never to a document or a query, wherever it stands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rolling_kv.errors import ConfigError, TemplateError, UnknownDocumentError
-from rolling_kv.window.document import Document, content_hash, require_text
+from rolling_kv.window.document import Document, content_hash, require_characters, require_text
 
 SegmentKind = Literal["instruction", "document", "query"]
 Message = Mapping[str, str]
@@ -31,8 +32,11 @@ class Tokenizer(Protocol):
         """What the tokenizer puts before a plain text, such as a BOS id."""
         ...
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """Token ids of `text`, nothing added; special tokens are recognised only when `special`."""
+    def encode(self, text: str, *, special: bool, first: bool = False) -> tuple[int, ...]:
+        """Token ids of `text`, nothing added; special tokens are recognised only when `special`.
+
+        Only what is `first` in a prompt may get the blank that some tokenizers put before a text.
+        """
         ...
 
     def offsets(self, text: str) -> tuple[tuple[int, int], ...]:
@@ -45,6 +49,8 @@ class Tokenizer(Protocol):
 
     def render(self, messages: Sequence[Message]) -> str | None:
         """The chat template over `messages` with the generation prompt; None without a template.
+
+        Equal messages are rendered equally on every day.
 
         Raises:
             TemplateError: the template does not take these messages.
@@ -94,10 +100,12 @@ class PromptLayout:
 
     Raises:
         TemplateError: the chat template does not keep instruction, documents and query in this order.
+        ConfigError: the instruction holds a lone surrogate.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, instruction: str) -> None:
         self._tokenizer = tokenizer
+        require_characters(instruction, what="instruction", error=ConfigError)
         self._instruction = instruction.strip()
         frame = _frame(tokenizer, instructed=bool(self._instruction))
         self._tail = frame.tail
@@ -163,6 +171,8 @@ class PromptLayout:
         text = query.strip()
         if not text:
             raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")
+        require_characters(text, what="query", error=ConfigError)
+        require_characters(answer_prefix, what="answer prefix", error=ConfigError)
         if not self._tokenizer.spells_special_token(text + answer_prefix):  # nor across the two
             return self._tokenizer.encode(text + self._tail + answer_prefix, special=True)
         tail = self._tokenizer.encode(self._tail, special=True)
@@ -171,21 +181,24 @@ class PromptLayout:
     def _framed_ids(self, frame: _Frame) -> tuple[int, ...]:
         prefix = () if frame.templated else self._tokenizer.prefix_ids
         if not self._tokenizer.spells_special_token(self._instruction):
-            return prefix + self._encode_head(frame.head.replace(_INSTRUCTION, self._instruction))
+            return prefix + self._encode_head(frame.head.replace(_INSTRUCTION, self._instruction), first=True)
         before, after = frame.head.split(_INSTRUCTION)
-        before_ids = self._tokenizer.encode(before, special=True)
-        return prefix + before_ids + self._encode(self._instruction) + self._encode_head(after)
+        before_ids = self._tokenizer.encode(before, special=True, first=True)
+        instruction_ids = self._encode(self._instruction, first=not before)
+        return prefix + before_ids + instruction_ids + self._encode_head(after)
 
-    def _encode_head(self, text: str) -> tuple[int, ...]:
+    def _encode_head(self, text: str, *, first: bool = False) -> tuple[int, ...]:
         """Ids of `text` as they are before other text: white space splits differently at an end."""
+        if not text:
+            return ()
         following = self._tokenizer.encode(_TEXT, special=False)
-        ids = self._tokenizer.encode(text + _TEXT, special=True)
-        if text and ids[-len(following) :] == following:
+        ids = self._tokenizer.encode(text + _TEXT, special=True, first=first)
+        if ids[-len(following) :] == following:
             return ids[: -len(following)]
-        return self._tokenizer.encode(text, special=True)
+        return self._tokenizer.encode(text, special=True, first=first)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text, special=False) if text else ()
+    def _encode(self, text: str, *, first: bool = False) -> tuple[int, ...]:
+        return self._tokenizer.encode(text, special=False, first=first) if text else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rolling_kv.workloads.notes import (
     INSTRUCTION,
-    last_words,
+    fact,
     note,
     numbers,
     people,
@@ -20,8 +20,8 @@ from rolling_kv.workloads.request import LabelledRequest
 def needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
     """The endless requests of `seed`: `documents` fresh notes of about 20 tokens, one of them asked.
 
-    Every note has a person and a number of its own; the asked note is anywhere, uniformly. ConfigError for
-    fewer than one document or more than 900.
+    Every note has a person and a number of its own; the asked note is anywhere, uniformly, and its span is
+    the key and the value, as "Alice is 123". ConfigError for fewer than one document or more than 900.
     """
     require_documents(documents, least=1)
     return _requests(random.Random(f"needle:{seed}"), documents)
@@ -37,6 +37,6 @@ def _requests(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
             query=f"Question: What is the locker number of {names[asked]}?\nAnswer:",
             answer_prefix=f" {start(names[asked])}",
             expected=lockers[asked],
-            spans=(last_words(notes, asked, lockers[asked]),),
+            spans=(fact(notes, asked, names[asked], lockers[asked]),),
             instruction=INSTRUCTION,
         )

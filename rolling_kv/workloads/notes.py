@@ -80,6 +80,11 @@ def last_words(notes: Sequence[str], place: int, words: str) -> TextSpan:
     return TextSpan(place, stop - len(words), stop)
 
 
+def fact(notes: Sequence[str], place: int, name: str, number: str) -> TextSpan:
+    """The span of key and value of note `place`, as "Alice is 123": what a query has to find."""
+    return last_words(notes, place, f"{name} is {number}")
+
+
 def require_documents(documents: int, *, least: int) -> None:
     """ConfigError unless there are at least `least` documents and not more than there are numbers."""
     if not least <= documents <= MOST_DOCUMENTS:

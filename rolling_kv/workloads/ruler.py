@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from rolling_kv.errors import ConfigError
-from rolling_kv.workloads.notes import INSTRUCTION, last_words, note, numbers, people, require_documents
+from rolling_kv.workloads.notes import INSTRUCTION, fact, last_words, note, numbers, people, require_documents
 from rolling_kv.workloads.request import LabelledRequest
 
 _COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -20,8 +20,8 @@ _COUNTS = {2: "two", 3: "three", 4: "four", 5: "five"}
 def multi_query_requests(seed: int, *, documents: int, keys: int = 2) -> Iterator[LabelledRequest]:
     """The endless requests of `seed`: the numbers of `keys` people are asked in one query.
 
-    Spans are the numbers, in the order asked for. ConfigError when `keys` is not 2 to 5 or there are fewer
-    documents than that.
+    Spans are key and value of each, in the order asked for. ConfigError when `keys` is not 2 to 5 or there
+    are fewer documents than that.
     """
     _require_count("keys", keys)
     require_documents(documents, least=keys)
@@ -39,7 +39,7 @@ def _multi_query(rng: random.Random, documents: int, keys: int) -> Iterator[Labe
             query=f"Question: What are the locker numbers of {who}?\nAnswer:",
             answer_prefix=f" The locker numbers of {who} are",
             expected=_listed([lockers[place] for place in asked]),
-            spans=tuple(last_words(notes, place, lockers[place]) for place in asked),
+            spans=tuple(fact(notes, place, names[place], lockers[place]) for place in asked),
             instruction=INSTRUCTION,
         )
 
@@ -47,8 +47,8 @@ def _multi_query(rng: random.Random, documents: int, keys: int) -> Iterator[Labe
 def multi_value_requests(seed: int, *, documents: int, values: int = 2) -> Iterator[LabelledRequest]:
     """The endless requests of `seed`: one person has `values` numbers, in as many notes; all are asked.
 
-    Spans are the numbers, in the order of the notes, as the answer lists them. ConfigError when `values` is
-    not 2 to 5 or there are fewer documents than that.
+    Spans are key and value of each, in the order of the notes, as the answer lists them. ConfigError when
+    `values` is not 2 to 5 or there are fewer documents than that.
     """
     _require_count("values", values)
     require_documents(documents, least=values)
@@ -68,7 +68,7 @@ def _multi_value(rng: random.Random, documents: int, values: int) -> Iterator[La
             query=f"Question: What are the {_COUNTS[values]} locker numbers of {name}?\nAnswer:",
             answer_prefix=f" The {_COUNTS[values]} locker numbers of {name} are",
             expected=_listed([lockers[place] for place in asked]),
-            spans=tuple(last_words(notes, place, lockers[place]) for place in asked),
+            spans=tuple(fact(notes, place, name, lockers[place]) for place in asked),
             instruction=INSTRUCTION,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rolling_kv.engine.decode import DecodeSettings, Decoding, Sampling
+from rolling_kv.engine.decode import DecodeSettings, Decoding, Sampling, decoding_settings
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
 from tests.engine.stock import stock_attention
@@ -123,3 +123,22 @@ def test_decoding_settings_outside_their_bounds(llama_engine: TransformersHost) 
         scripted(llama_engine, "x", limit=0)
     with pytest.raises(ConfigError, match="empty one would end"):
         scripted(llama_engine, "x", stop=[""])
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [("END", ("END",)), (["a", "b"], ("a", "b")), ((), ())],
+    ids=["one", "several", "none"],
+)
+def test_options_are_parted_and_checked_before_anything_is_computed(
+    stop: str | Sequence[str], expected: tuple[str, ...]
+) -> None:
+    decoding, prefilling = decoding_settings({"stop": stop, "ratio": 0.3, "top_k": 2})
+    assert decoding == DecodeSettings(stop=expected, sampling=Sampling(top_k=2))
+    assert prefilling == {"ratio": 0.3}
+
+
+@pytest.mark.parametrize("stop", ["", ["END", ""], [None], [b"END"], None], ids=repr)
+def test_a_stop_string_that_is_none_is_refused(stop: Sequence[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^stop is"):
+        decoding_settings({"stop": stop})

@@ -39,13 +39,13 @@ def test_a_profile_is_used_by_the_model_that_it_was_measured_on(own_cache: Path)
     before = host()
     assert before.traits.critical_guessed
     profile = ModelProfile(
-        model=before.identity.model,
+        model=before.identity.values,
         name="tiny",
         critical_layers=(4, 1, 2),
         sink_token_ids=(7,),
         sink_layer=3,
     )
-    assert write_profile(profile) == profile_path(before.identity.model)
+    assert write_profile(profile) == profile_path(before.identity.values)
     traits = host().traits
     assert (traits.critical_layers, traits.critical_guessed) == ((4, 1, 2), False)
     assert (traits.sink_token_ids, traits.sink_layer) == ({7}, 3)

@@ -1,4 +1,4 @@
-"""Needle requests: the span is the asked number, which stands in one note alone, anywhere."""
+"""Needle requests: the span is the asked key and number, which stand in one note alone, anywhere."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_only_the_labelled_note_answers(seed: int, documents: int) -> None:
     assert len(held) == documents  # no two notes share a name
     assert len(set(held.values())) == documents
     [span] = request.spans
-    assert request.text(span) == request.expected
     [name] = [name for name in held if f"number of {name}?" in request.query]
     assert held[name] == request.expected
+    assert request.text(span) == f"{name} is {request.expected}"
     assert request.documents[span.document].split(": ")[1].startswith(f"{name} ")
-    assert request.documents[span.document][: span.start].endswith(f"{request.answer_prefix} ")
+    assert request.documents[span.document].endswith(f"{request.answer_prefix} {request.expected}.")
 
 
 def test_the_needle_is_anywhere() -> None:

@@ -44,7 +44,8 @@ def test_multi_query_asks_several_people(seed: int, keys: int, more: int) -> Non
     asked = listed(who)
     assert len(set(asked)) == keys
     assert [[number] for number in listed(request.expected)] == [held[name] for name in asked]
-    assert [request.text(span) for span in request.spans] == listed(request.expected)
+    facts = [f"{name} is {number}" for name, number in zip(asked, listed(request.expected), strict=True)]
+    assert [request.text(span) for span in request.spans] == facts
     assert f" {who} " in request.answer_prefix
 
 
@@ -57,7 +58,8 @@ def test_multi_value_asks_all_numbers_of_one_person(seed: int, values: int, more
     assert listed(request.expected) == held.pop(name)
     assert len(held) == more
     assert all(len(numbers) == 1 for numbers in held.values())
-    assert [request.text(span) for span in request.spans] == listed(request.expected)
+    facts = [f"{name} is {number}" for number in listed(request.expected)]
+    assert [request.text(span) for span in request.spans] == facts
     assert len({span.document for span in request.spans}) == values
 
 
