@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import pytest
 
 if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # triton exists for Linux alone
+else:
+    for subject in ("attention", "deviation", "mass", "remap", "scatter", "spans"):
+        import_module(
+            f"rolling_kv.engine.kernels.triton_{subject}"
+        )  # before a test changes the choice
 
 
 @pytest.fixture(params=["torch", "triton"])
