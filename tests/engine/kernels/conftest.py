@@ -11,9 +11,7 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # triton exists for Linux alone
 else:
     for subject in ("attention", "deviation", "mass", "remap", "scatter", "spans"):
-        import_module(
-            f"rolling_kv.engine.kernels.triton_{subject}"
-        )  # before a test changes the choice
+        import_module(f"rolling_kv.engine.kernels.triton_{subject}")  # before a test changes the choice
 
 
 @pytest.fixture(params=["torch", "triton"])
