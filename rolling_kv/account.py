@@ -11,6 +11,7 @@ import xxhash
 from rolling_kv.answer import Timing, Trace, Usage
 from rolling_kv.ingest import IngestReport
 from rolling_kv.plan import Plan
+from rolling_kv.planner import prerolled_tokens
 
 if TYPE_CHECKING:
     from rolling_kv.call import Prefilled
@@ -64,4 +65,5 @@ class Account:
             selected=self.prefilled.selected,
             selection=self.prefilled.stats(),
             logits_fingerprint=xxhash.xxh3_128_hexdigest(logits.tobytes()),
+            prerolled=prerolled_tokens(self.plan),
         )

@@ -90,6 +90,7 @@ class Trace:
     Args:
         lineages: the store key of every stored segment in the prompt, in order; empty under full prefill.
         selection: positions that were recomputed, ascending, and how they lie.
+        prerolled: tokens of the exact prefix that a pre-roll made exact.
         logits_fingerprint: xxh3-128 (hex) of the first token's logits as float32 bytes: equal for equal bits.
     """
 
@@ -97,6 +98,7 @@ class Trace:
     selected: tuple[int, ...]
     selection: SelectionStats
     logits_fingerprint: str
+    prerolled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,13 @@ class WindowChange:
         computed: tokens that were computed for it: the document's, its conditioning's, and those of documents
             whose conditioning changed. 0 under lazy ingestion.
         degraded: what could not be done as asked, and why.
+        forgotten: segments whose KV was removed, with `forget=True`.
+        digest: of the forgotten document's token ids.
     """
 
     document_id: str
     evicted: tuple[str, ...]
     computed: int
     degraded: tuple[str, ...] = ()
+    forgotten: int = 0
+    digest: str = ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from rolling_kv.answer import SelectionStats
 from rolling_kv.kv import SegmentKV
 from rolling_kv.options import PrefillSettings
 from rolling_kv.plan import Plan
+from rolling_kv.window import Segment
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,7 @@ class Prefilled:
         selected: positions that were recomputed, ascending.
         stats: how they lie; it may run a pass.
         prefix, reused, computed: prompt tokens, as in `Usage`.
+        segment_kv: the fused KV of a segment, copied; None under full prefill.
         load, select, fuse: seconds, as in `Timing`.
     """
 
@@ -43,6 +46,7 @@ class Prefilled:
     prefix: int
     reused: int
     computed: int
+    segment_kv: Callable[[Segment], SegmentKV] | None
     load: float
     select: float
     fuse: float
@@ -63,6 +67,7 @@ def full_prefill(plan: Plan, *, engine: TransformersHost, policy: Policy, clock:
         prefix=0,
         reused=0,
         computed=len(token_ids),
+        segment_kv=None,
         load=0.0,
         select=0.0,
         fuse=clock() - started,
@@ -102,7 +107,8 @@ def fused_prefill(
     engine.synchronize()
     selected = clock()
     load_before_fusing = stitched.seconds
-    rows = torch.cat((chosen + plan.prefix, torch.arange(plan.query_start, len(token_ids))))
+    positions = torch.tensor(plan.reusable_positions, dtype=torch.int64)
+    rows = torch.cat((positions[chosen], torch.tensor(plan.computed_positions))).sort().values
     logits = engine.fuse(stitched, token_ids, rows=rows)
     engine.synchronize()
     fused = clock()
@@ -113,28 +119,32 @@ def fused_prefill(
         position += len(following)
         return engine.follow(stitched, following, position=position - len(following))
 
+    def segment_kv(segment: Segment) -> SegmentKV:
+        return engine.cut(stitched, segment.token_ids, start=segment.start)
+
     def stats() -> SelectionStats:
         every = deviation
         if every is None and settings.measure_deviation and plan.reusable_tokens:
             every = signals.deviations(engine.stitch(placed, capacity=len(token_ids)))
-        found = {position - plan.prefix for position in labelled if position >= plan.prefix}
+        found = labelled & set(plan.reusable_positions)
         return SelectionStats(
             policy=policy.name,
             k=k,
             reusable=plan.reusable_tokens,
             segments=_segments(chosen),
             captured_deviation=None if every is None else _share(every, chosen),
-            recall=len(found & set(chosen.tolist())) / len(found) if found else None,
+            recall=len(found & set(positions[chosen].tolist())) / len(found) if found else None,
         )
 
     return Prefilled(
         logits=logits,
         follow=follow,
-        selected=tuple((chosen + plan.prefix).tolist()),
+        selected=tuple(positions[chosen].tolist()),
         stats=stats,
         prefix=plan.prefix,
         reused=plan.reusable_tokens - k,
-        computed=len(token_ids) - plan.query_start,
+        computed=len(plan.computed_positions),
+        segment_kv=segment_kv,
         load=stitched.seconds,
         select=selected - started - load_before_fusing,
         fuse=fused - selected - (stitched.seconds - load_before_fusing),
@@ -159,7 +169,8 @@ def _select(
     if k in (0, plan.reusable_tokens):
         return torch.arange(k), None
     scores = {need: signals.score(need, stitched=stitched, k=k) for need in policy.needs}
-    spans = [Span(s.start - plan.prefix, s.stop - plan.prefix) for s in plan.reusable]
+    stops = list(accumulate(len(segment.token_ids) for segment in plan.reusable))
+    spans = [Span(start, stop) for start, stop in pairwise([0, *stops])]
     chosen = policy.select(SelectionInput(k=k, spans=spans, scores=scores))
     assert len(chosen) == k, f"{policy.name} selected {len(chosen)} tokens, not {k}"
     deviation = next((score for need, score in scores.items() if need.signal == "deviation"), None)

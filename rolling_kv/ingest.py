@@ -46,7 +46,8 @@ class Ingestor:
 
     A segment is computed by a pass of its own over the KV of its path, which is found or computed in the same
     way, so what is computed depends on lineage alone. Only the segments themselves are stored; what was
-    computed merely as their context is dropped with the call.
+    computed merely as their context is dropped with the call. Beside the segments of the last prompt, a chain
+    may be kept in memory: segments that were each computed after all that precedes them in a prompt to come.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Ingestor:
         self._engine = engine
         self._store = store
         self._resident: dict[str, SegmentKV] = {}
+        self._chain: dict[str, SegmentKV] = {}
 
     def ensure(
         self,
@@ -74,7 +76,7 @@ class Ingestor:
         """
         started = self._clock()
         report = IngestReport()
-        keep = {part.lineage.key for part in stored}
+        keep = {part.lineage.key for part in stored if not part.transient}
         at_hand: dict[str, SegmentKV] = {}
         for done, part in enumerate(stored):
             if progress is not None:
@@ -84,9 +86,47 @@ class Ingestor:
                 self._anchors_of(part, anchors, at_hand=at_hand, report=report)
         if progress is not None:
             progress(len(stored), len(stored))
-        self._resident = {key: at_hand[key] for key in keep}
+        self._resident = {part.lineage.key: at_hand[part.lineage.key] for part in stored}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
+
+    def chained(self, lineages: Sequence[Lineage]) -> int:
+        """How many of `lineages`, each computed after the ones before it, are in memory without a gap."""
+        count = 0
+        for lineage in lineages:
+            if self._in_memory(lineage.key) is None:
+                break
+            count += 1
+        return count
+
+    def extend_chain(
+        self, lineages: Sequence[Lineage], *, interrupted: Callable[[], bool] | None = None
+    ) -> int:
+        """Computes the next missing segment of a chain, and keeps those of this chain alone.
+
+        Args:
+            interrupted: asked at every layer; when it is true the pass is given up.
+
+        Returns:
+            Tokens computed; 0 when nothing was missing.
+
+        Raises:
+            PassInterrupted: it was; what was there before is kept.
+        """
+        count = self.chained(lineages)
+        kept = {lineage.key: self._in_memory(lineage.key) for lineage in lineages[:count]}
+        self._chain = {key: kv for key, kv in kept.items() if kv is not None}
+        if count == len(lineages):
+            return 0
+        segment = lineages[count].segment
+        context = list(self._chain.values())
+        kv = self._engine.extend(context, segment.token_ids, start=segment.start, interrupted=interrupted)
+        self._chain[lineages[count].key] = kv
+        return len(kv)
+
+    def forget(self) -> None:
+        """Drops everything that is held in memory."""
+        self._resident, self._chain = {}, {}
 
     def anchors(
         self, stored: Sequence[StoredSegment], kind: AnchorKind, *, report: IngestReport
@@ -129,18 +169,21 @@ class Ingestor:
         report: IngestReport,
     ) -> SegmentKV:
         lineage = lineages[-1]
-        kv = at_hand.get(lineage.key) or self._resident.get(lineage.key) or self._load(lineage, report)
+        kv = at_hand.get(lineage.key) or self._in_memory(lineage.key) or self._load(lineage, report)
         if kv is None:
             context = [
                 self._obtain(lineages[: length + 1], at_hand=at_hand, keep=keep, report=report)
                 for length in range(len(lineages) - 1)
             ]
-            kv = self._engine.extend(context, lineage.segment.token_ids)
+            kv = self._engine.extend(context, lineage.segment.token_ids, start=lineage.segment.start)
             report.computed += len(kv)
             if lineage.key in keep:
                 self._store.put(lineage, kv.on_host())
         at_hand[lineage.key] = kv
         return kv
+
+    def _in_memory(self, key: str) -> SegmentKV | None:
+        return self._resident.get(key) or self._chain.get(key)
 
     def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
         try:

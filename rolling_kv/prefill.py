@@ -6,36 +6,48 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rolling_kv.config import SessionConfig
+from rolling_kv.errors import ConfigError
+from rolling_kv.history import FusedHistory
 from rolling_kv.ingest import AnchorKind, Ingestor, IngestReport, Progress
 from rolling_kv.kv import SegmentKV
 from rolling_kv.options import PrefillSettings
-from rolling_kv.plan import Plan
+from rolling_kv.plan import Plan, StoredSegment
 from rolling_kv.policies import create_policy
 
 if TYPE_CHECKING:
     from rolling_kv.call import Prefilled
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.engine.stitch import PlacedKV
-    from rolling_kv.store.base import KVStore
 
 
 class Prefiller:
-    """Brings plans to the first token's logits, for one session."""
+    """Brings plans to the first token's logits, for one session.
+
+    Args:
+        history: KV from fused prompts, under a conditioning that takes it from there.
+    """
 
     def __init__(
-        self, *, engine: TransformersHost, store: KVStore, config: SessionConfig, clock: Callable[[], float]
+        self,
+        *,
+        engine: TransformersHost,
+        ingestor: Ingestor,
+        history: FusedHistory | None,
+        config: SessionConfig,
+        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
+        self._ingestor = ingestor
+        self._history = history
         self._config = config
         self._clock = clock
-        self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
         self._anchor_kind = AnchorKind(rule=config.anchor_rule, ratio=config.anchor_ratio)
 
     def ingest(self, plan: Plan, *, progress: Progress | None = None) -> IngestReport:
         """Has the KV of a plan's stored segments at hand, and what the session's policy needs beside it."""
         anchored = any(need.signal == "anchors" for need in create_policy(self._config.policy).needs)
         anchors = self._anchor_kind if anchored else None
-        return self._ingestor.ensure(plan.stored, anchors=anchors, progress=progress)[1]
+        return self._ensure(plan, anchors=anchors, progress=progress)[1]
 
     def prefill(
         self,
@@ -58,7 +70,12 @@ class Prefiller:
         if not policy.reuses:
             prefilled = full_prefill(plan, engine=self._engine, policy=policy, clock=self._clock)
             return prefilled, IngestReport()
-        kv, report = self._ingestor.ensure(plan.stored)
+        if self._history is not None and any(need.signal == "anchors" for need in policy.needs):
+            raise ConfigError(
+                f"{policy.name} needs anchors, and conditioning {self._config.conditioning!r} keeps none. "
+                "Use prophetkv, or another conditioning."
+            )
+        kv, report = self._ensure(plan)
         signals = Signals(
             engine=self._engine,
             plan=plan,
@@ -78,17 +95,30 @@ class Prefiller:
         )
         return prefilled, report
 
+    def _ensure(
+        self, plan: Plan, *, anchors: AnchorKind | None = None, progress: Progress | None = None
+    ) -> tuple[list[SegmentKV], IngestReport]:
+        """The KV of the stored segments: documents' from history where that is how they are conditioned."""
+        computed = [part for part in plan.stored if not self._is_fused(part)]
+        kv, report = self._ingestor.ensure(computed, anchors=anchors, progress=progress)
+        if self._history is None:
+            return kv, report
+        found = {part.segment.start: one for part, one in zip(computed, kv, strict=True)}
+        return [
+            self._history[part.lineage.key] if self._is_fused(part) else found[part.segment.start]
+            for part in plan.stored
+        ], report
+
+    def _is_fused(self, part: StoredSegment) -> bool:
+        return self._history is not None and part.segment.kind == "document"
+
     def _placed_anchors(self, plan: Plan, kv: Sequence[SegmentKV], report: IngestReport) -> list[PlacedKV]:
         import torch
 
         from rolling_kv.engine.stitch import PlacedKV
 
+        chosen = self._ingestor.anchors(plan.stored, self._anchor_kind, report=report)
         return [
             PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
-            for part, one, tokens in zip(
-                plan.stored,
-                kv,
-                self._ingestor.anchors(plan.stored, self._anchor_kind, report=report),
-                strict=True,
-            )
+            for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
         ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
@@ -19,12 +20,16 @@ from rolling_kv.config import (
     SessionConfig,
     session_config,
 )
-from rolling_kv.errors import ConfigError, SessionClosedError
-from rolling_kv.ingest import IngestReport, Progress
+from rolling_kv.errors import ConfigError, SessionClosedError, WindowError
+from rolling_kv.history import FusedHistory
+from rolling_kv.ingest import Ingestor, IngestReport, Progress
 from rolling_kv.options import AskOptions, PrefillOptions, prefill_settings, require_layer
-from rolling_kv.plan import Plan, make_plan, require_positions
+from rolling_kv.plan import Plan, require_positions
+from rolling_kv.planner import Planner
 from rolling_kv.prefill import Prefiller
-from rolling_kv.store import Lineage, make_lineage, open_store
+from rolling_kv.preroll import BackgroundPreroll, PrerollReport
+from rolling_kv.provenance import Provenance, provenance_of
+from rolling_kv.store import Lineage, open_store, token_digest
 from rolling_kv.stream import AnswerStream
 from rolling_kv.window import (
     Document,
@@ -33,6 +38,7 @@ from rolling_kv.window import (
     Window,
     content_hash,
     parse_conditioning,
+    parse_eviction,
     require_text,
 )
 
@@ -66,8 +72,30 @@ class RollingSession:
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
         self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
-        self._window = Window(max_documents=config.window, max_tokens=config.window_tokens)
-        self._prefiller = Prefiller(engine=engine, store=store, config=config, clock=clock)
+        self._window = Window(
+            max_documents=config.window,
+            max_tokens=config.window_tokens,
+            batch=parse_eviction(config.eviction),
+        )
+        self._stream: tuple[
+            tuple[int, ...], ...
+        ] = ()  # token ids of the newest documents, evicted ones included
+        self._waiting = 0  # requests that wait for the lock
+        self._counting = Lock()
+        fused = self._conditioning.fused
+        self._history = None if fused == "never" else FusedHistory(fused)
+        self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
+        self._planner = Planner(
+            identity=engine.identity,
+            sliding_window=engine.sliding_window,
+            config=config,
+            ingestor=self._ingestor,
+            history=self._history,
+        )
+        self._prefiller = Prefiller(
+            engine=engine, ingestor=self._ingestor, history=self._history, config=config, clock=clock
+        )
+        self._background = BackgroundPreroll(self._preroll_step, wanted=lambda: self._waiting > 0)
         require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
 
@@ -89,6 +117,13 @@ class RollingSession:
         namespace: str = "default",
         ingest: Literal["eager", "lazy"] = "eager",
         deterministic: bool = True,
+        positions: Literal["true", "packed"] = "true",
+        fresh_tail: int = 0,
+        preroll: Literal["off", "auto", "wait"] = "off",
+        eviction: str = "oldest",
+        quota: int | None = None,
+        ttl: float | None = None,
+        memory_limit: int | None = None,
         dtype: str = "auto",
         device: str = "auto",
         progress: Callable[[str, float], None] | None = None,
@@ -102,7 +137,8 @@ class RollingSession:
             window_tokens: document tokens at most, as well or instead.
             policy: which stored tokens to recompute; see `rolling_kv.policies.POLICIES`.
             ratio: how many of them, 0 to 1.
-            conditioning: what a document's stored KV has seen: `isolated`, `instruction` or `window:k`.
+            conditioning: what a document's stored KV has seen: `isolated`, `instruction`, `window:k` or
+                `full`; without the deterministic contract also `stream:k`, `first-seen` or `write-back`.
             selection_layer: the layer (0-based, at least 1) at which deviations are taken.
             anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the
                 query over anchors (`qcfuse`), and how many of them, 0 to 1.
@@ -110,8 +146,17 @@ class RollingSession:
             namespace: keeps KV apart from that of other namespaces in the same store.
             ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
                 answers are the same.
-            deterministic: the answer must depend on the prompt alone. Every conditioning mode of this release
-                keeps to that, so both values give the same answers.
+            deterministic: answers depend on the prompt alone. Settings that break that are refused.
+            positions: where a model has sliding-window layers, `true` computes documents that lie further in
+                than the window a window away from the instruction, as these layers see them; `packed` always
+                right behind it.
+            fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
+            preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
+                `wait`: a call computes what is missing, so that every answer is full prefill's.
+            eviction: `oldest`, one at a time, or `batch:b`: the window grows by b - 1 documents and then
+                loses b. With conditioning `full` that is the exact alternative to reuse.
+            quota, ttl: bytes that a store folder keeps at most, and seconds after which unused KV goes.
+            memory_limit: bytes of KV kept in memory without a folder; 4 GiB by default.
             dtype, device: of the model, `auto` by default; see `load_engine`.
             progress: called with a stage and a fraction while a demo model is converted, once.
 
@@ -132,12 +177,21 @@ class RollingSession:
             namespace=namespace,
             ingest=ingest,
             deterministic=deterministic,
+            positions=positions,
+            fresh_tail=fresh_tail,
+            preroll=preroll,
+            eviction=eviction,
+            quota=quota,
+            ttl=ttl,
+            memory_limit=memory_limit,
         )
         if isinstance(model, str | Path):
             from rolling_kv.engine import load_engine
 
             model = load_engine(model, dtype=dtype, device=device, progress=progress)
-        opened = open_store(config.store)
+        opened = open_store(
+            config.store, quota=config.quota, ttl=config.ttl, memory_limit=config.memory_limit
+        )
         try:
             return cls(engine=model, store=opened, config=config)
         except BaseException:
@@ -146,6 +200,7 @@ class RollingSession:
 
     def close(self) -> None:
         """Ends the session; stored KV stays. Closing twice is harmless."""
+        self._background.stop()
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -197,15 +252,16 @@ class RollingSession:
         if ids is not None and len(ids) != len(texts):
             raise ConfigError(f"{len(texts)} texts and {len(ids)} ids; expected one id a text.")
         with self._open():
-            window = self._window
+            window, stream = self._window, self._stream
             added: list[tuple[Document, tuple[Document, ...]]] = []
             for index, text in enumerate(texts):
                 require_text(text)
                 name = window.unused_id(content_hash(text)) if ids is None else ids[index]
                 document = self._layout.document(text, document_id=name, pinned=pinned)
+                document, stream = self._in_stream(document, stream)
                 window, evicted = window.append(document)
                 added.append((document, evicted))
-            report = self._adopt(window, progress=progress)
+            report = self._adopt(window, stream=stream, progress=progress)
         return [
             WindowChange(
                 document_id=document.id,
@@ -216,16 +272,29 @@ class RollingSession:
             for index, (document, evicted) in enumerate(added)
         ]
 
-    def evict(self, document_id: str) -> WindowChange:
-        """Takes a document out of the window, pinned or not. Its stored KV stays in the store."""
+    def evict(self, document_id: str, *, forget: bool = False) -> WindowChange:
+        """Takes a document out of the window, pinned or not.
+
+        Args:
+            forget: also removes its KV, and all KV that was conditioned on it, from memory and store; the
+                change says how much, and under which digest `rolling-kv store verify --forgotten` proves it.
+                Otherwise stored KV stays in the store.
+
+        Raises:
+            WindowError: it cannot be forgotten, because its text stands in the window a second time, or lives
+                on in documents that came after it (`stream:k`).
+        """
         with self._open():
             window, document = self._window.evict(document_id)
+            forgotten = self._forget(document, window) if forget else 0
             report = self._adopt(window)
         return WindowChange(
             document_id=document.id,
             evicted=(document.id,),
             computed=report.computed,
             degraded=tuple(report.degraded),
+            forgotten=forgotten,
+            digest=token_digest(document.token_ids) if forget else "",
         )
 
     def replace(self, document_id: str, text: str) -> WindowChange:
@@ -233,8 +302,9 @@ class RollingSession:
         with self._open():
             old = self._window.documents[self._window.index_of(document_id)]
             document = self._layout.document(text, document_id=document_id, pinned=old.pinned)
+            document, stream = self._in_stream(document, self._stream)
             window, evicted = self._window.replace(document_id, document)
-            report = self._adopt(window)
+            report = self._adopt(window, stream=stream)
         return WindowChange(
             document_id=document_id,
             evicted=tuple(one.id for one in evicted),
@@ -319,7 +389,45 @@ class RollingSession:
             settings=settings,
             clock=self.clock,
         )
-        return AnswerStream(decoding, account=account)
+        return AnswerStream(decoding, account=account, answered=self._answered)
+
+    def preroll(self, *, progress: Progress | None = None) -> PrerollReport:
+        """Prefills the predicted next window exactly, and returns when that is done.
+
+        What it predicts is today's window without what the next append evicts. A session opened with
+        `preroll="auto"` or `"wait"` does this in the background after every answer.
+
+        Raises:
+            ConfigError: the session was opened with `preroll="off"`, so that no call would use it.
+        """
+        if self.config.preroll == "off":
+            raise ConfigError(
+                "The session was opened with preroll='off', so no call would use a pre-roll. Open it with "
+                "preroll='wait', or with preroll='auto' and deterministic=False."
+            )
+        computed = 0
+        with self._open():
+            chain = self._predicted_chain()
+            for done in range(len(chain)):
+                if progress is not None:
+                    progress(done, len(chain))
+                computed += self._ingestor.extend_chain(chain)
+            if progress is not None:
+                progress(len(chain), len(chain))
+            return PrerollReport(segments=self._ingestor.chained(chain), of=len(chain), computed=computed)
+
+    def provenance(self) -> list[Provenance]:
+        """What the KV of every segment of the window was computed from, in prompt order."""
+        with self._open():
+            plan = self._planner.plan(self._layout.prompt(self._window.documents, None))
+            return provenance_of(
+                plan,
+                conditioning=self.config.conditioning,
+                identity=self.engine.identity,
+                namespace=self.config.namespace,
+                store=self._store,
+                history=self._history,
+            )
 
     def check_integrity(self) -> list[str]:
         """What does not hold of window and store (empty when all does); reads every stored payload."""
@@ -327,22 +435,66 @@ class RollingSession:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with self._lock:
+        with self._counting:
+            self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            with self._counting:
+                self._waiting -= 1
+        try:
             if self._closed:
                 raise SessionClosedError(
                     "The session is closed. Open a new one; stored KV is still in its store."
                 )
             yield
+        finally:
+            self._lock.release()
 
-    def _adopt(self, window: Window, *, progress: Progress | None = None) -> IngestReport:
+    def _in_stream(
+        self, document: Document, stream: tuple[tuple[int, ...], ...]
+    ) -> tuple[Document, tuple[tuple[int, ...], ...]]:
+        """The document with what came before it, and the stream with the document, as far as it matters."""
+        neighbours = self._conditioning.neighbours
+        if not self._conditioning.stream or neighbours is None:
+            return document, stream
+        return replace(document, stream=stream), (*stream, document.token_ids)[-neighbours:]
+
+    def _forget(self, document: Document, left: Window) -> int:
+        if self._conditioning.stream:
+            raise WindowError(
+                f"{document.id!r} cannot be forgotten under conditioning {self.config.conditioning!r}: its "
+                "text lives on in the KV of the documents after it. Use window:k, or leave out forget=True."
+            )
+        twin = next((one.id for one in left.documents if one.token_ids == document.token_ids), None)
+        if twin is not None:
+            raise WindowError(
+                f"{document.id!r} cannot be forgotten while {twin!r} with the same text is in the window. "
+                "Evict that one first."
+            )
+        self._window = left  # whatever comes, what is forgotten is not asked about again
+        self._ingestor.forget()
+        forgotten = self._store.forget(self.config.namespace, token_digest(document.token_ids))
+        if self._history is not None:
+            forgotten += self._history.forget(self._planner.chain([document.token_ids])[0].key)
+        return forgotten
+
+    def _adopt(
+        self,
+        window: Window,
+        *,
+        stream: tuple[tuple[int, ...], ...] | None = None,
+        progress: Progress | None = None,
+    ) -> IngestReport:
         """Makes `window` the session's, once its KV is stored (eager) or at once (lazy)."""
         report = IngestReport()
         if self.config.ingest == "eager":
             prompt = self._layout.prompt(window.documents, None)
             self._require_positions(prompt, room=1)
-            report = self._prefiller.ingest(self._planned(prompt), progress=progress)
+            report = self._prefiller.ingest(self._planner.plan(prompt), progress=progress)
             self._unreported += report.degraded
         self._window = window
+        self._stream = self._stream if stream is None else stream
         return report
 
     def _prefill(self, query: str, options: PrefillOptions, *, room: int) -> Account:
@@ -350,23 +502,48 @@ class RollingSession:
         settings = prefill_settings(self.config, options, layers=self.engine.layers)
         prompt = self.prompt(query, answer_prefix=settings.answer_prefix)
         self._require_positions(prompt, room=room)
-        plan = self._planned(prompt) if settings.policy.reuses else Plan(prompt=prompt, stored=())
+        reuses = settings.policy.reuses
+        plan = self._planner.plan(prompt) if reuses else Plan(prompt=prompt, stored=())
         labelled = self._layout.labelled(self.documents, prompt, settings.labels)
         prefilled, report = self._prefiller.prefill(plan, settings, labelled=labelled, room=room)
+        ready = self.clock()
+        if self._history is not None and prefilled.segment_kv is not None:
+            self._history.take(plan, self._planner.fused_keys(prompt), prefilled.segment_kv)
         return Account(
             plan=plan,
             prefilled=prefilled,
             report=report,
             started=started,
-            ready=self.clock(),
+            ready=ready,
             clock=self.clock,
         )
 
-    def _planned(self, prompt: Prompt) -> Plan:
-        return make_plan(prompt, conditioning=self._conditioning, lineage_of=self._lineage_of)
+    def _predicted_chain(self) -> list[Lineage]:
+        prompt = self._layout.prompt(self._window.next_after_append(), None)
+        return self._planner.chain([segment.token_ids for segment in prompt.segments])
 
-    def _lineage_of(self, path: Sequence[Sequence[int]]) -> Lineage:
-        return make_lineage(self.engine.identity, namespace=self.config.namespace, path=path)
+    def _preroll_step(self) -> bool:
+        """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
+        from rolling_kv.engine.host import PassInterrupted
+
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                computed = self._ingestor.extend_chain(
+                    self._predicted_chain(),
+                    interrupted=lambda: self._waiting > 0 or self._background.stopping,
+                )
+            except PassInterrupted:
+                return True
+            except Exception as error:  # a thread of its own has nobody to tell but the next answer
+                self._unreported.append(f"The pre-roll failed: {type(error).__name__}: {error}")
+                return False
+        return computed > 0
+
+    def _answered(self) -> None:
+        if self.config.preroll != "off":
+            self._background.start()
 
     def _require_positions(self, prompt: Prompt, *, room: int) -> None:
         require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)

@@ -54,7 +54,7 @@ class Signals:
         every = self.engine.deviations(
             stitched, self.plan.prompt.token_ids, rows=rows, layer=self.selection_layer
         )
-        return every[: self.plan.reusable_tokens]
+        return every[torch.tensor(self.plan.reusable_positions, device=every.device) - self.plan.prefix]
 
     def _score(self, need: Need, *, stitched: StitchedKV, k: int) -> torch.Tensor:
         if need.signal == "deviation":
@@ -65,6 +65,7 @@ class Signals:
             return self._sinks(stitched)
         start, layers = self.plan.query_start, self._layers(need)
         query_ids = self.plan.prompt.token_ids[start:]
+        self._fill_uncached(stitched, last_layer=max(layers))
         if need.signal == "query-only":
             mass = probe_query_only(self.engine, stitched, query_ids, start=start, layers=layers)
         elif need.signal == "context":
@@ -74,7 +75,16 @@ class Signals:
             mass = probe_anchors(
                 self.engine, stitched, query_ids, start=start, layers=layers, anchors=anchors
             )
-        return mass.sum(0)[self.plan.prefix :]
+        return mass.sum(0)[torch.tensor(self.plan.reusable_positions, device=mass.device)]
+
+    def _fill_uncached(self, stitched: StitchedKV, *, last_layer: int) -> None:
+        """Computes documents without stored KV over the stitched context, for a query to find their keys."""
+        plan = self.plan
+        uncached = [position for position in plan.computed_positions if position < plan.query_start]
+        if uncached:
+            rows = torch.tensor(uncached, device=self.engine.device)
+            ids = [plan.prompt.token_ids[position] for position in uncached]
+            self.engine.run(ids, rows=rows, stitched=stitched, stop=plan.query_start, last_layer=last_layer)
 
     def _layers(self, need: Need) -> tuple[int, ...]:
         if need.layers == "last":
@@ -93,8 +103,8 @@ class Signals:
     def _gradual(self, stitched: StitchedKV, *, k: int) -> torch.Tensor:
         """Deviations of ever fewer candidates at ever deeper layers; -inf for those that dropped out.
 
-        The query runs along at every stage, as it does when the selection is recomputed (Yao et al., 2025,
-        section 4.3, with the first stage over all tokens).
+        Uncached tokens run along at every stage, as they do when the selection is recomputed (Yao et al.,
+        2025, section 4.3, with the first stage over all tokens).
         """
         tokens = self.plan.reusable_tokens
         candidates = torch.arange(tokens)
@@ -118,15 +128,20 @@ class Signals:
                 "repaired and the whole budget went to the wrapped policy."
             )
             return torch.full((self.plan.reusable_tokens,), float("-inf"))
-        reusable = self.plan.prompt.token_ids[self.plan.prefix : self.plan.query_start]
-        candidates = [index for index, token in enumerate(reusable) if token in traits.sink_token_ids]
+        ids = self.plan.prompt.token_ids
+        candidates = [
+            index
+            for index, position in enumerate(self.plan.reusable_positions)
+            if ids[position] in traits.sink_token_ids
+        ]
         return self._deviations_of(torch.tensor(candidates), stitched=stitched, layer=traits.sink_layer)
 
     def _deviations_of(self, candidates: torch.Tensor, *, stitched: StitchedKV, layer: int) -> torch.Tensor:
-        """d_i of the `candidates` (ascending), which run together with the query; -inf for others."""
-        query = torch.arange(self.plan.query_start, len(self.plan.prompt))
-        rows = torch.cat((candidates.long() + self.plan.prefix, query))
-        deviation = self.engine.deviations(stitched, self.plan.prompt.token_ids, rows=rows, layer=layer)
-        score = torch.full((self.plan.reusable_tokens,), float("-inf"))
-        score[candidates.long()] = deviation[: len(candidates)].cpu()
+        """d_i of the `candidates` (ascending), which run with the uncached tokens; -inf for others."""
+        plan = self.plan
+        wanted = torch.tensor(plan.reusable_positions)[candidates.long()]
+        rows = torch.cat((wanted, torch.tensor(plan.computed_positions))).sort().values
+        deviation = self.engine.deviations(stitched, plan.prompt.token_ids, rows=rows, layer=layer).cpu()
+        score = torch.full((plan.reusable_tokens,), float("-inf"))
+        score[candidates.long()] = deviation[torch.isin(rows, wanted)]
         return score

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rolling_kv.account import Account
@@ -17,11 +17,15 @@ class AnswerStream:
     """Iterate over it once for the pieces of text; `answer` is there when it has ended.
 
     Reading `answer` earlier decodes what is left first.
+
+    Args:
+        answered: called when the answer is there.
     """
 
-    def __init__(self, decoding: Decoding, *, account: Account) -> None:
+    def __init__(self, decoding: Decoding, *, account: Account, answered: Callable[[], None]) -> None:
         self._decoding = decoding
         self._account = account
+        self._answered = answered
         self._pieces = self._run()
         self._answer: Answer | None = None
 
@@ -59,3 +63,4 @@ class AnswerStream:
             timing=timing,
             trace=account.trace(),
         )
+        self._answered()

@@ -88,10 +88,15 @@ def lay_out(engine: TransformersHost, request: LabelledRequest, *, conditioning:
     documents = [layout.document(text, document_id=str(n)) for n, text in enumerate(request.documents)]
     prompt = layout.prompt(documents, request.query, answer_prefix=request.answer_prefix)
 
-    def lineage_of(path: Sequence[Sequence[int]]) -> Lineage:
-        return make_lineage(engine.identity, namespace="profile", path=path)
+    def lineage_of(path: Sequence[Sequence[int]], *, gap: int = 0) -> Lineage:
+        return make_lineage(engine.identity, namespace="profile", path=path, gap=gap)
 
-    plan = make_plan(prompt, conditioning=parse_conditioning(conditioning), lineage_of=lineage_of)
+    plan = make_plan(
+        prompt,
+        conditioning=parse_conditioning(conditioning),
+        lineage_of=lineage_of,
+        sliding_window=engine.sliding_window,
+    )
     kv, _ = Ingestor(engine=engine, store=MemoryStore()).ensure(plan.stored)
     labels = [(str(span.document), span.start, span.stop) for span in request.spans]
     return LaidOut(engine=engine, plan=plan, kv=kv, labelled=layout.labelled(documents, prompt, labels))

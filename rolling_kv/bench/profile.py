@@ -67,14 +67,19 @@ def profile(
 
 
 def model_profile(report: dict[str, Any], *, measured: str) -> ModelProfile:
-    """What calls use of a report: the three layers that localise best, and the sinks."""
+    """What calls use of a report: the layers that localise best together, at most three, and the sinks.
+
+    QCFuse always takes three; where a second or third layer only blurs what the first one finds, it is left
+    out.
+    """
     from rolling_kv.engine.profiles import ModelProfile
 
     sinks = report["deviation"]["sinks"]
+    best = max(report["localisation"]["top_k"][:3], key=lambda entry: entry["recall"])
     return ModelProfile(
         model=report["model"]["model"].partition("-")[0],
         name=report["model"]["name"],
-        critical_layers=tuple(report["localisation"]["ranked_layers"][:3]),
+        critical_layers=tuple(best["layers"]),
         sink_token_ids=tuple(sinks["token_ids"]),
         sink_layer=sinks["layer"],
         measured=measured,

@@ -20,7 +20,7 @@ RatioOption = Annotated[float, typer.Option("--ratio", help="How many of them, f
 ConditioningOption = Annotated[
     str,
     typer.Option(
-        "--conditioning", help="What stored KV has seen: isolated, instruction or window:<documents>."
+        "--conditioning", help="What stored KV has seen: isolated, instruction, window:<documents> or full."
     ),
 ]
 DocumentsOption = Annotated[

@@ -107,9 +107,10 @@ def _show(report: dict[str, Any]) -> None:
             *(f"{policy['answer_agreement']:.2f}" for policy in one["policies"].values()),
         )
     results.print(layers)
-    best = found["top_k"][:3][-1]
+    chosen = report["profile"]["critical_layers"]
+    best = next(entry for entry in found["top_k"] if entry["layers"] == chosen)
     results.print(
-        f"Critical layers {', '.join(map(str, best['layers']))}: Recall@10% {best['recall']:.2f} together, "
+        f"Critical layers {', '.join(map(str, chosen))}: Recall@10% {best['recall']:.2f} together, "
         f"all layers {found['all_layers']:.2f}, the whole context probed {found['whole_context']:.2f}.",
         highlight=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -88,17 +89,35 @@ def stats(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
+def verify(
+    folder: FolderArgument,
+    forgotten: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST",
+            help="Also proves that nothing is left of a document that was evicted with forget=True; the "
+            "change that evicted it holds the digest.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Reads every payload and compares it with the index. Exit code 1 when one is damaged or missing."""
+    if forgotten is not None and not re.fullmatch("[0-9a-f]{32}", forgotten):
+        raise ConfigError(f"--forgotten is {forgotten!r}; expected a digest of 32 hexadecimal digits.")
     with _opened(folder) as store:
         count, problems = len(store), store.check_integrity()
+        left = [] if forgotten is None else store.holds(forgotten)
+    problems += [f"{key} was computed from the forgotten document" for key in left]
     if as_json:
-        print_json({"segments": count, "problems": problems})
+        print_json({"segments": count, "problems": problems, "forgotten": forgotten, "left_of_it": left})
     else:
         for problem in problems:
             results.print(problem, markup=False, highlight=False)
-        results.print(f"{count} segments, {len(problems) or 'no'} damaged.")
-        if problems:
+        if forgotten is not None and not left:
+            results.print(f"Nothing is left of {forgotten}.", highlight=False)
+        damaged = len(problems) - len(left)
+        results.print(f"{count} segments, {damaged or 'no'} damaged.")
+        if damaged:
             results.print(
                 "Damaged KV is quarantined and computed again when it is needed; or run store rebuild."
             )

@@ -54,12 +54,13 @@ def anchor_scores(
 
 def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV) -> torch.Tensor:
     """Per token the largest attention from a repetition of the segment, averaged over layers."""
-    start, stop = kv.start, kv.start + len(kv)
     repeat = (*engine.tokenizer.encode(_REPEAT, special=False), *kv.token_ids)
     placed = [PlacedKV(kv=part, position=part.start) for part in (*context, kv)]
-    stitched = engine.stitch(placed, capacity=stop + len(repeat))
-    rows = torch.arange(stop, stop + len(repeat), device=engine.device)
-    positions = torch.arange(stop + len(repeat), device=engine.device)
+    seen = sum(len(part) for part in (*context, kv))
+    stitched = engine.stitch(placed, capacity=seen + len(repeat), packed=True)
+    first = kv.start + len(kv)
+    rows = torch.arange(first, first + len(repeat), device=engine.device)
+    positions = torch.cat((stitched.positions, rows))
     peaks = torch.zeros(len(kv), dtype=torch.float32, device=engine.device)
 
     def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
@@ -69,17 +70,19 @@ def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: 
                 stitched.layer(layer)[0],
                 rows=rows,
                 positions=positions,
-                context=stop,
+                context=seen,
                 scaling=scaling,
                 sliding_window=sliding_window,
-            )[start:]
+            )[seen - len(kv) :]
         )
 
     engine.run(
         repeat,
         rows=rows,
         stitched=stitched,
-        stop=stop + len(repeat),
+        stop=stitched.capacity,
+        slots=torch.arange(seen, stitched.capacity, device=engine.device),
+        positions=positions,
         on_query=look,
         last_layer=engine.layers - 1,
     )

@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
-from rolling_kv.engine.families import require_supported
+from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.kernels import key_deviation, scatter_rows
 from rolling_kv.engine.profiles import read_profile
@@ -24,6 +24,10 @@ from rolling_kv.engine.traits import traits_of
 from rolling_kv.kv import ModelIdentity, SegmentKV
 
 Clock = Callable[[], float]
+
+
+class PassInterrupted(Exception):
+    """A pass was given up because somebody waits for the model; nothing of it is kept."""
 
 
 class _LayerReached(Exception):
@@ -54,6 +58,7 @@ class TransformersHost:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.max_positions: int = config.max_position_embeddings
+        self.sliding_window: int | None = sliding_window_of(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
@@ -107,22 +112,54 @@ class TransformersHost:
             clock=clock,
         )
 
-    def extend(self, context: Sequence[SegmentKV], token_ids: Sequence[int]) -> SegmentKV:
-        """The canonical pass: one segment's KV, computed after `context`, packed from position 0.
+    def extend(
+        self,
+        context: Sequence[SegmentKV],
+        token_ids: Sequence[int],
+        *,
+        start: int | None = None,
+        interrupted: Callable[[], bool] | None = None,
+    ) -> SegmentKV:
+        """The canonical pass: one segment's KV, computed after `context`, at the positions of its own path.
 
         Its shape depends on the lengths of `context` and `token_ids` alone, so the same lineage gives the
         same bits whatever else was computed, or stored, before or together with it.
+
+        Args:
+            context: each where it was computed, ascending.
+            start: of the segment; by default right behind the context.
+            interrupted: asked at every layer; when it is true the pass is given up.
+
+        Raises:
+            PassInterrupted
         """
-        start = sum(len(segment) for segment in context)
-        placed = []
-        position = 0
-        for segment in context:
-            placed.append(PlacedKV(kv=segment, position=position))
-            position += len(segment)
+        seen = sum(len(segment) for segment in context)
+        first = seen if start is None else start
+        stop = seen + len(token_ids)
+        placed = [PlacedKV(kv=segment, position=segment.start) for segment in context]
+        stitched = self.stitch(placed, capacity=stop, packed=True)
+        rows = torch.arange(first, first + len(token_ids), device=self.device)
+        self.run(
+            token_ids,
+            rows=rows,
+            stitched=stitched,
+            stop=stop,
+            slots=torch.arange(seen, stop, device=self.device),
+            positions=None if first == seen else torch.cat((stitched.positions, rows)),
+            last_layer=self.layers - 1,
+            interrupted=interrupted,
+        )
+        layers = [stitched.layer(index) for index in range(self.layers)]
+        return SegmentKV(
+            k=torch.stack([keys[0, :, seen:stop] for keys, _ in layers]),
+            v=torch.stack([values[0, :, seen:stop] for _, values in layers]),
+            token_ids=tuple(token_ids),
+            start=first,
+        )
+
+    def cut(self, stitched: StitchedKV, token_ids: Sequence[int], *, start: int) -> SegmentKV:
+        """A copy of the KV of the tokens at `start` and after it, as it stands."""
         stop = start + len(token_ids)
-        stitched = self.stitch(placed, capacity=stop)
-        rows = torch.arange(start, stop, device=self.device)
-        self.run(token_ids, rows=rows, stitched=stitched, stop=stop, last_layer=self.layers - 1)
         layers = [stitched.layer(index) for index in range(self.layers)]
         return SegmentKV(
             k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),
@@ -192,6 +229,7 @@ class TransformersHost:
         on_query: interception.OnQuery | None = None,
         last_layer: int | None = None,
         keep: int = 1,
+        interrupted: Callable[[], bool] | None = None,
     ) -> torch.Tensor:
         """One call of the model for some rows, whose KV is scattered into `stitched`.
 
@@ -203,6 +241,7 @@ class TransformersHost:
             on_query: looks at every layer's queries.
             last_layer: the pass ends with the keys of this layer, or with its queries when somebody looks.
             keep: how many of the last rows' logits are computed.
+            interrupted: asked at every layer; when it is true the pass is given up.
 
         Returns:
             The logits of the last rows, [keep, vocabulary], float32; empty when the pass ended early.
@@ -210,6 +249,8 @@ class TransformersHost:
         targets = rows if slots is None else slots
 
         def update(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if interrupted is not None and interrupted():
+                raise PassInterrupted
             all_keys, all_values = stitched.layer(layer)
             scatter_rows(keys, values, keys=all_keys, values=all_values, slots=targets)
             if layer == last_layer and on_query is None:

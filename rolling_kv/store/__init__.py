@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolling_kv.errors import ConfigError
-from rolling_kv.store.lineage import Lineage, make_lineage
+from rolling_kv.store.lineage import Lineage, make_lineage, token_digest
 
 if TYPE_CHECKING:
     from rolling_kv.store.base import KVStore
@@ -44,4 +44,4 @@ def open_store(
     return DiskStore(Path(folder), quota=quota, ttl=ttl)
 
 
-__all__ = ["Lineage", "make_lineage", "open_store"]
+__all__ = ["Lineage", "make_lineage", "open_store", "token_digest"]

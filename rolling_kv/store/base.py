@@ -36,6 +36,10 @@ class KVStore(Protocol):
         """
         ...
 
+    def stored_at(self, lineage: Lineage) -> float | None:
+        """When that lineage was stored, in seconds since the epoch; None where that is not known."""
+        ...
+
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
         """The anchor tokens of that lineage by rule and ratio (`kind`), or None."""
         ...

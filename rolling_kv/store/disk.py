@@ -105,6 +105,11 @@ class DiskStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def stored_at(self, lineage: Lineage) -> float | None:
+        with translated_errors(self.folder):
+            row = self._index.find(lineage.key)
+        return None if row is None else row.created
+
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
         with translated_errors(self.folder):
             return self._index.find_anchors(lineage.key, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ import xxhash
 
 from rolling_kv.kv import ModelIdentity
 
-LINEAGE_VERSION = 2
+LINEAGE_VERSION = 3
+
+
+@lru_cache(maxsize=4096)
+def token_digest(token_ids: tuple[int, ...]) -> str:
+    """xxh3-128 (hex) of a segment's token ids."""
+    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<u4").tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class PathStep:
 
     @property
     def digest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(np.asarray(self.token_ids, dtype="<u4").tobytes())
+        return token_digest(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,18 @@ class Lineage:
         }
 
 
-def make_lineage(identity: ModelIdentity, *, namespace: str, path: Sequence[Sequence[int]]) -> Lineage:
-    """The lineage of the last segment of `path`, after the ones before it, packed from position 0."""
-    steps = []
+def make_lineage(
+    identity: ModelIdentity, *, namespace: str, path: Sequence[Sequence[int]], gap: int = 0
+) -> Lineage:
+    """The lineage of the last segment of `path`, after the ones before it, packed from position 0.
+
+    Args:
+        gap: positions left free after the first segment of several.
+    """
+    steps: list[PathStep] = []
     start = 0
-    for token_ids in path:
+    for index, token_ids in enumerate(path):
+        start += gap if index == 1 else 0
         steps.append(PathStep(token_ids=tuple(token_ids), start=start))
         start += len(token_ids)
     digest = xxhash.xxh3_128(f"rolling_kv.lineage.v{LINEAGE_VERSION}".encode())

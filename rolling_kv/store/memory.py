@@ -59,6 +59,10 @@ class MemoryStore:
             while self._bytes > self._limit and len(self._segments) > 1:
                 self._drop(next(iter(self._segments)))
 
+    def stored_at(self, lineage: Lineage) -> float | None:
+        """Memory keeps no dates."""
+        return None
+
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
         with self._lock:
             held = self._segments.get(lineage.key)

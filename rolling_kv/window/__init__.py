@@ -3,7 +3,7 @@
 from rolling_kv.window.conditioning import Conditioning, parse_conditioning
 from rolling_kv.window.document import Document, content_hash, require_text
 from rolling_kv.window.layout import Prompt, PromptLayout, Segment, Tokenizer
-from rolling_kv.window.window import Window
+from rolling_kv.window.window import Window, parse_eviction
 
 __all__ = [
     "Conditioning",
@@ -15,5 +15,6 @@ __all__ = [
     "Window",
     "content_hash",
     "parse_conditioning",
+    "parse_eviction",
     "require_text",
 ]

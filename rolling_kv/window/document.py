@@ -21,7 +21,8 @@ def content_hash(text: str) -> str:
 class Document:
     """One document of the window.
 
-    `id` names it within the window and never reaches the prompt; equal texts share `content_hash`.
+    `id` names it within the window and never reaches the prompt; equal texts share `content_hash`. `stream`
+    holds the token ids of the documents that came before it, oldest first, where its KV is to see them.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Document:
     token_ids: tuple[int, ...]
     content_hash: str
     pinned: bool = False
+    stream: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ the first text of the prompt alone, and never to a document or a query, wherever
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from rolling_kv.errors import ConfigError, TemplateError, UnknownDocumentError
@@ -60,12 +60,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of prompt tokens. `name` is the document's id, or the kind."""
+    """A run of prompt tokens. `name` is the document's id, or the kind; `stream` as in `Document`."""
 
     kind: SegmentKind
     name: str
     token_ids: tuple[int, ...]
     start: int
+    stream: tuple[tuple[int, ...], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -120,18 +121,16 @@ class PromptLayout:
 
     def prompt(self, documents: Sequence[Document], query: str | None, *, answer_prefix: str = "") -> Prompt:
         """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
-        pieces: list[tuple[SegmentKind, str, tuple[int, ...]]] = [
-            ("instruction", "instruction", self._instruction_ids)
-        ]
-        pieces += [("document", document.id, document.token_ids) for document in documents]
+        pieces = [Segment("instruction", "instruction", self._instruction_ids, 0)]
+        pieces += [Segment("document", one.id, one.token_ids, 0, one.stream) for one in documents]
         if query is not None:
-            pieces.append(("query", "query", self._query_ids(query, answer_prefix)))
+            pieces.append(Segment("query", "query", self._query_ids(query, answer_prefix), 0))
         segments: list[Segment] = []
         start = 0
-        for kind, name, ids in pieces:
-            if ids:
-                segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
-                start += len(ids)
+        for piece in pieces:
+            if piece.token_ids:
+                segments.append(replace(piece, start=start))
+                start += len(piece.token_ids)
         return Prompt(segments=tuple(segments))
 
     def labelled(
