@@ -1,8 +1,8 @@
 """Pre-roll: are the answers after it full prefill's, and how much sooner do they begin?
 
 Every request rolls the window by one document, as an agent does: the pre-roll of the next window is
-completed, the new document is appended, and the question is asked, beside the stock forward of transformers on
-the same prompt. The sides take turns at being first. Where the answers differ, the margin between the
+completed, the new document is appended, and the question is asked, beside the stock forward of transformers
+on the same prompt. The sides take turns at being first. Where the answers differ, the margin between the
 reference's two likeliest tokens at the first difference tells a float tie from another answer. A run that was
 stopped goes on.
 
@@ -55,9 +55,8 @@ def main() -> None:
             row |= {"preroll_seconds": roll_seconds, "preroll_tokens": rolled.computed}
             row |= {"append_seconds": append_seconds, "append_tokens": change.computed}
             rows.add(row)
-            _say(
-                f"{number + 1} of {options.requests}: {row['full_ttft']:.2f} s, {row['ttft']:.3f} s, {row['same']}"
-            )
+            times = f"full prefill {row['full_ttft']:.2f} s, after the pre-roll {row['ttft']:.3f} s"
+            _say(f"{number + 1} of {options.requests}: {times}, the same answer: {row['same']}")
         report = about(engine)
     report |= {"command": " ".join(["python", *sys.argv]), "settings": settings} | _summary(rows.rows)
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -90,10 +89,9 @@ def _row(session: RollingSession, question: MarketQuestion, *, full_first: bool)
 
 def _margin(session: RollingSession, question: MarketQuestion, full: Answer, answer: Answer) -> float:
     """Between the reference's two likeliest tokens where the answers part, in logits."""
-    pairs = zip(full.token_ids, answer.token_ids, strict=False)
-    at = next(
-        (n for n, (a, b) in enumerate(pairs) if a != b), min(len(full.token_ids), len(answer.token_ids))
-    )
+    ours, theirs = answer.token_ids, full.token_ids
+    shorter = min(len(ours), len(theirs))
+    at = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
     forced = session.score(
         question.query, theirs[:at], answer_prefix=question.answer_prefix, policy="full-prefill"
     )
