@@ -97,7 +97,7 @@ def test_ask_reads_lines_from_standard_input(
         (("{notes}", "--policy", "magic"), "Known ones: direct-reuse"),
         (("{notes}", "--ratio", "2"), "from 0"),
         (("{notes}", "--conditioning", "window"), "window:k"),
-        (("{notes}", "--window", "0"), "--window = 0: Value error, expected at least 1"),
+        (("{notes}", "--window", "0"), "--window = 0: expected at least 1"),
         (("{notes}", "--dtype", "int4"), "Unknown dtype"),
         (("{notes}", "--model", "/nowhere"), "no model folder"),
         (("{notes}", "--max-new-tokens", "5000"), "or lower --max-new-tokens"),
