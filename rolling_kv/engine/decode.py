@@ -13,6 +13,9 @@ from rolling_kv.engine.tokenizer import ModelTokenizer
 from rolling_kv.errors import ConfigError
 
 FinishReason = Literal["eos", "stop", "length"]
+Guide = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
+"""From an answer's tokens so far and the next logits, [vocabulary], to logits that are -inf at what must not
+come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Decoding:
         logits: after the prompt, [vocabulary].
         step: logits after one more token.
         stop: strings that end the answer; they are not part of it.
+        guide: keeps the answer to a form, such as a grammar.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Decoding:
         eos_ids: frozenset[int],
         stop: Sequence[str],
         max_new_tokens: int,
+        guide: Guide | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if max_new_tokens < 1:
@@ -89,6 +94,7 @@ class Decoding:
         self._eos_ids = eos_ids
         self._stop = tuple(stop)
         self._max_new_tokens = max_new_tokens
+        self._guide = guide
         self._clock = clock
         self.first_token_seconds = 0.0
         self.token_ids: list[int] = []
@@ -112,7 +118,7 @@ class Decoding:
         logits = self._logits
         while True:
             started = self._clock()
-            token_id = self._choose(logits)
+            token_id = self._choose(logits if self._guide is None else self._guide(self.token_ids, logits))
             if not self.token_ids:
                 self.first_token_seconds = self._clock() - started
             if token_id in self._eos_ids:
