@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -30,26 +31,29 @@ from rolling_kv.window import (
     Prompt,
     PromptLayout,
     Window,
-    content_hash,
     parse_conditioning,
-    require_text,
 )
 
 if TYPE_CHECKING:
     import torch
 
     from rolling_kv.call import Prefilled
+    from rolling_kv.engine.decode import Guide
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.kv import SegmentKV
     from rolling_kv.policies.base import Policy
     from rolling_kv.signals import Signals
     from rolling_kv.store.base import KVStore
+    from rolling_kv.window.layout import Layout, Message
 
 
 class RollingSession:
     """A window of documents over one model. Open it with `RollingSession.open`; use it as a context manager.
 
     Calls from several threads take turns. A call that raises leaves the window as it was.
+
+    Made directly, with an engine, a store and a `layout` of its own, it takes what that layout takes: with a
+    `ConversationLayout` the window holds messages, and the query is the newest one.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class RollingSession:
         engine: TransformersHost,
         store: KVStore,
         config: SessionConfig,
+        layout: Layout | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -67,7 +72,7 @@ class RollingSession:
         self._lock = RLock()
         self._closed = False
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
-        self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
+        self._layout: Layout = layout or PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
         self._window = Window(max_documents=config.window, max_tokens=config.window_tokens)
         self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
@@ -171,7 +176,7 @@ class RollingSession:
         """The window, oldest first."""
         return self._window.documents
 
-    def append(self, text: str, *, id: str | None = None, pinned: bool = False) -> WindowChange:
+    def append(self, text: str | Message, *, id: str | None = None, pinned: bool = False) -> WindowChange:
         """Adds a document at the end of the window, and evicts the oldest that no longer fit.
 
         Args:
@@ -186,7 +191,7 @@ class RollingSession:
 
     def extend(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Message],
         *,
         ids: Sequence[str] | None = None,
         pinned: bool = False,
@@ -207,9 +212,9 @@ class RollingSession:
             window = self._window
             added: list[tuple[Document, tuple[Document, ...]]] = []
             for index, text in enumerate(texts):
-                require_text(text)
-                name = window.unused_id(content_hash(text)) if ids is None else ids[index]
-                document = self._layout.document(text, document_id=name, pinned=pinned)
+                document = self._layout.document(text, document_id="", pinned=pinned)
+                name = window.unused_id(document.content_hash) if ids is None else ids[index]
+                document = replace(document, id=name)
                 window, evicted = window.append(document)
                 added.append((document, evicted))
             report = self._adopt(window, progress=progress)
@@ -235,7 +240,7 @@ class RollingSession:
             degraded=tuple(report.degraded),
         )
 
-    def replace(self, document_id: str, text: str) -> WindowChange:
+    def replace(self, document_id: str, text: str | Message) -> WindowChange:
         """Puts `text` in the place of a document, under the same id and pinned as it was."""
         with self._open():
             old = self._window.documents[self._window.index_of(document_id)]
@@ -259,16 +264,21 @@ class RollingSession:
         with self._open():
             self._window = self._window.pin(document_id, pinned=False)
 
-    def prompt(self, query: str, *, answer_prefix: str = "") -> Prompt:
+    def prompt(self, query: str | Message, *, answer_prefix: str = "") -> Prompt:
         """The prompt that `ask` would run, segment by segment."""
         return self._layout.prompt(self._window.documents, query, answer_prefix=answer_prefix)
 
-    def prompt_token_ids(self, query: str, *, answer_prefix: str = "") -> tuple[int, ...]:
+    def prompt_token_ids(self, query: str | Message, *, answer_prefix: str = "") -> tuple[int, ...]:
         """The exact prompt, so that it can be checked against another engine."""
         return self.prompt(query, answer_prefix=answer_prefix).token_ids
 
     def next_token_logits(
-        self, query: str, *, answer_prefix: str = "", policy: str | None = None, ratio: float | None = None
+        self,
+        query: str | Message,
+        *,
+        answer_prefix: str = "",
+        policy: str | None = None,
+        ratio: float | None = None,
     ) -> torch.Tensor:
         """The first token's logits, [vocabulary], float32, without decoding."""
         with self._open():
@@ -281,7 +291,7 @@ class RollingSession:
 
     def ask(
         self,
-        query: str,
+        query: str | Message,
         *,
         max_new_tokens: int = 64,
         answer_prefix: str = "",
@@ -290,6 +300,7 @@ class RollingSession:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        guide: Guide | None = None,
         policy: str | None = None,
         ratio: float | None = None,
     ) -> Answer:
@@ -301,6 +312,7 @@ class RollingSession:
             answer_prefix: the answer begins with this text, which counts as prompt.
             stop: strings that end the answer and are not part of it.
             temperature, top_k, top_p, seed: sampling; greedy at temperature 0.
+            guide: keeps the answer to a form; see `rolling_kv.engine.decode.Guide`.
             policy, ratio: instead of the session's, for this call; `full-prefill` gives the reference answer.
 
         Raises:
@@ -315,6 +327,7 @@ class RollingSession:
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            guide=guide,
             policy=policy,
             ratio=ratio,
         )
@@ -324,7 +337,7 @@ class RollingSession:
 
     def stream(
         self,
-        query: str,
+        query: str | Message,
         *,
         max_new_tokens: int = 64,
         answer_prefix: str = "",
@@ -333,6 +346,7 @@ class RollingSession:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        guide: Guide | None = None,
         policy: str | None = None,
         ratio: float | None = None,
     ) -> AnswerStream:
@@ -364,6 +378,7 @@ class RollingSession:
             eos_ids=self.engine.eos_ids,
             stop=stop,
             max_new_tokens=max_new_tokens,
+            guide=guide,
             clock=self.clock,
         )
         return AnswerStream(
@@ -408,7 +423,7 @@ class RollingSession:
     def _lineage_of(self, path: Sequence[Sequence[int]]) -> Lineage:
         return make_lineage(self.engine.identity, namespace=self.config.namespace, path=path)
 
-    def _plan(self, query: str, answer_prefix: str, *, room: int) -> Plan:
+    def _plan(self, query: str | Message, answer_prefix: str, *, room: int) -> Plan:
         prompt = self.prompt(query, answer_prefix=answer_prefix)
         require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)
         return self._planned(prompt)

@@ -29,7 +29,7 @@ class ModelTokenizer:
             )
         self._tokenizer = tokenizer
         self._lock = Lock()  # whether special tokens are recognised is a state of the shared backend
-        self._special = tuple(
+        self.special_tokens: tuple[str, ...] = tuple(
             str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
         )
         self.prefix_ids: tuple[int, ...] = tuple(tokenizer("")["input_ids"])
@@ -38,8 +38,12 @@ class ModelTokenizer:
     @property
     def fingerprint(self) -> str:
         """Of everything that decides ids: the backend's whole definition and the chat template."""
-        definition = self._tokenizer.backend_tokenizer.to_str()
-        return xxhash.xxh3_128_hexdigest(f"{definition}\0{self._tokenizer.chat_template or ''}".encode())
+        return xxhash.xxh3_128_hexdigest(f"{self.definition}\0{self._tokenizer.chat_template or ''}".encode())
+
+    @property
+    def definition(self) -> str:
+        """The backend as the tokenizers library serialises it (the content of tokenizer.json)."""
+        return str(self._tokenizer.backend_tokenizer.to_str())
 
     @property
     def has_template(self) -> bool:
@@ -52,14 +56,19 @@ class ModelTokenizer:
         return tuple(encoded["input_ids"])
 
     def spells_special_token(self, text: str) -> bool:
-        return any(token in text for token in self._special)
+        return any(token in text for token in self.special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str | None:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), generation: bool = True
+    ) -> str | None:
         if not self.has_template:
             return None
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=generation,
             )
         except (JinjaTemplateError, ValueError, TypeError, KeyError) as error:
             raise TemplateError(f"it refuses {[m['role'] for m in messages]}: {error}") from error

@@ -9,15 +9,16 @@ cannot end the turn that it stands in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rolling_kv.errors import ConfigError, TemplateError
 from rolling_kv.window.document import Document, content_hash, require_text
 
 SegmentKind = Literal["instruction", "document", "query"]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""As chat templates take it: `role`, `content`, and what else the template knows, such as `tool_calls`."""
 
 _TEXT = "x"  # stands for what follows the head: a document or a query, which never begin with white space
 _INSTRUCTION, _DOCUMENTS, _QUERY = "rkvmark1instruction1", "rkvmark2documents2", "rkvmark3query3"
@@ -35,12 +36,23 @@ class Tokenizer(Protocol):
         """Token ids of `text`, nothing added; special tokens are recognised only when `special`."""
         ...
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The spellings of all special tokens."""
+        ...
+
     def spells_special_token(self, text: str) -> bool:
         """Whether `text` contains the spelling of a special token."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> str | None:
-        """The chat template over `messages` with the generation prompt; None without a template.
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), generation: bool = True
+    ) -> str | None:
+        """The chat template over `messages`; None without a template.
+
+        Args:
+            tools: definitions that the template may list.
+            generation: whether the generation prompt follows.
 
         Raises:
             TemplateError: the template does not take these messages.
@@ -81,6 +93,33 @@ class Prompt:
         return tuple(segment for segment in self.segments if segment.kind != "query")
 
 
+Piece = tuple[SegmentKind, str, tuple[int, ...]]
+"""Kind, name and token ids of a segment to be."""
+
+
+def side_by_side(pieces: Iterable[Piece]) -> Prompt:
+    """The prompt that `pieces` make, one after the other."""
+    segments: list[Segment] = []
+    start = 0
+    for kind, name, ids in pieces:
+        if ids:
+            segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
+            start += len(ids)
+    return Prompt(segments=tuple(segments))
+
+
+class Layout(Protocol):
+    """How a session's window becomes a prompt: the instruction, what the window holds, and the query."""
+
+    def document(self, content: Any, *, document_id: str, pinned: bool = False) -> Document:
+        """`content` tokenised as one segment, the same wherever it stands."""
+        ...
+
+    def prompt(self, documents: Sequence[Document], query: Any, *, answer_prefix: str = "") -> Prompt:
+        """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
+        ...
+
+
 class PromptLayout:
     """Lays out a window and a query for one model and one instruction.
 
@@ -108,21 +147,17 @@ class PromptLayout:
 
     def prompt(self, documents: Sequence[Document], query: str | None, *, answer_prefix: str = "") -> Prompt:
         """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
-        pieces: list[tuple[SegmentKind, str, tuple[int, ...]]] = [
-            ("instruction", "instruction", self._instruction_ids)
-        ]
+        pieces: list[Piece] = [("instruction", "instruction", self._instruction_ids)]
         pieces += [("document", document.id, document.token_ids) for document in documents]
         if query is not None:
             pieces.append(("query", "query", self._query_ids(query, answer_prefix)))
-        segments: list[Segment] = []
-        start = 0
-        for kind, name, ids in pieces:
-            if ids:
-                segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
-                start += len(ids)
-        return Prompt(segments=tuple(segments))
+        return side_by_side(pieces)
 
     def _query_ids(self, query: str, answer_prefix: str) -> tuple[int, ...]:
+        if not isinstance(query, str):
+            raise TypeError(
+                f"A query is text (str), not {type(query).__name__}; messages need a ConversationLayout."
+            )
         text = query.strip()
         if not text:
             raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")
