@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from langchain.agents.middleware.types import (
@@ -16,6 +16,7 @@ from langchain.agents.middleware.types import (
     TracePolicy,
     omit_payload,
 )
+from langchain_core.messages import AIMessage, AnyMessage
 from langgraph.runtime import Runtime
 
 from langchain_rolling_kv.chat_models import ChatRollingKV
@@ -32,12 +33,15 @@ class RollingKVState(AgentState[Any]):
 class RollingKVMiddleware(AgentMiddleware[RollingKVState, Any, Any]):
     """Moves tool results out of the messages into a window of documents before the conversation.
 
-    The state's messages stay whole, so any checkpointer keeps what is needed; the window is a function of
-    them, and a document whose message is removed leaves it. Only what the model is shown is changed. Every
-    thread has a namespace of its own: threads share neither documents nor KV.
+    A new result is shown where it stands until the model has answered it; then it is a document, and a
+    reference stands in its place. The state's messages stay whole, so any checkpointer keeps what is needed;
+    the window is a function of them, and a document whose message is removed leaves it. Every thread has a
+    namespace of its own: threads share neither documents nor KV.
 
     Args:
         window: documents at most, the newest; None: all.
+        newest: `in-place` as said above; `document` moves new results into the window at once, so that their
+            tokens are computed once instead of twice, and the model must follow a reference to them.
         shortest: characters from which on a tool result is a document; a shorter one stays where it is.
         namespace: before the thread's id in the namespace of its KV.
         unsupported_model: what to do with another chat model than ChatRollingKV, which gets its request
@@ -51,6 +55,7 @@ class RollingKVMiddleware(AgentMiddleware[RollingKVState, Any, Any]):
         self,
         *,
         window: int | None = None,
+        newest: Literal["in-place", "document"] = "in-place",
         shortest: int = 32,
         namespace: str = "default",
         unsupported_model: Literal["warn", "ignore", "raise"] = "warn",
@@ -58,16 +63,20 @@ class RollingKVMiddleware(AgentMiddleware[RollingKVState, Any, Any]):
         super().__init__()
         if window is not None and window < 1:
             raise ConfigError(f"window is {window}; expected at least 1, or None for no bound.")
+        if newest not in ("in-place", "document"):
+            raise ConfigError(f"newest is {newest!r}; expected in-place or document.")
         if unsupported_model not in ("warn", "ignore", "raise"):
             raise ConfigError(f"unsupported_model is {unsupported_model!r}; expected warn, ignore or raise.")
         self.window = window
+        self.newest = newest
         self.shortest = shortest
         self.namespace = namespace
         self.unsupported_model = unsupported_model
 
     def before_model(self, state: RollingKVState, runtime: Runtime[Any]) -> dict[str, Any]:
         """Brings the window up to the messages."""
-        keys = list(documents_of(state["messages"], shortest=self.shortest))
+        past = state["messages"][: self._answered(state["messages"])]
+        keys = list(documents_of(past, shortest=self.shortest))
         return {"rolling_kv_window": keys[-self.window :] if self.window else keys}
 
     async def abefore_model(self, state: RollingKVState, runtime: Runtime[Any]) -> dict[str, Any]:
@@ -89,17 +98,26 @@ class RollingKVMiddleware(AgentMiddleware[RollingKVState, Any, Any]):
         if not isinstance(request.model, ChatRollingKV):
             self._unsupported(request.model)
             return request
-        texts = documents_of(request.messages, shortest=self.shortest)
+        answered = self._answered(request.messages)
+        past, new = request.messages[:answered], request.messages[answered:]
+        texts = documents_of(past, shortest=self.shortest)
         state: Any = request.state
         window = [key for key in state.get("rolling_kv_window", []) if key in texts]
         return request.override(
-            messages=referring(request.messages, window, shortest=self.shortest),
+            messages=[*referring(past, window, shortest=self.shortest), *new],
             model_settings={
                 **request.model_settings,
                 "documents": [{"id": reference(key), "text": texts[key]} for key in window],
                 "namespace": self._namespace(request.runtime),
             },
         )
+
+    def _answered(self, messages: Sequence[AnyMessage]) -> int:
+        """How many messages the model has answered; all of them count when new results go to the window."""
+        if self.newest == "document":
+            return len(messages)
+        last = (n for n in range(len(messages), 0, -1) if isinstance(messages[n - 1], AIMessage))
+        return next(last, 0)
 
     def _namespace(self, runtime: Runtime[Any] | None) -> str:
         execution = None if runtime is None else runtime.execution_info
