@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 
-from langchain_rolling_kv.grammar import calls_grammar, json_grammar
+from langchain_rolling_kv.grammar import calls_grammar, json_grammar, text_grammar
 from rolling_kv import Answer
 from rolling_kv.errors import ConfigError
 
@@ -21,7 +21,9 @@ def form_of(
     """The grammar that the answer must keep to, if any."""
     if schema is not None:
         return json_grammar(schema)
-    if tools and tool_choice not in (None, "auto", "none"):
+    if tools and tool_choice == "none":
+        return text_grammar()
+    if tools and tool_choice not in (None, "auto"):
         return calls_grammar([one for one in tools if tool_choice in ("any", one["function"]["name"])])
     return None
 

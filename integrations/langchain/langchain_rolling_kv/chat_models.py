@@ -194,7 +194,7 @@ class ChatRollingKV(BaseChatModel):
             if text := piece if reader is None else reader.feed(piece):
                 yield ChatGenerationChunk(message=AIMessageChunk(content=text))
         answer = stream.answer
-        if form is not None and answer.finish_reason != "eos":
+        if form is not None and tool_choice != "none" and answer.finish_reason != "eos":
             raise IncompleteAnswerError(
                 f"The answer ended ({answer.finish_reason}) after {answer.usage.output} tokens, before the "
                 f"{'tool call' if tools else 'JSON'} that was asked for was whole: {answer.text[-80:]!r}. "

@@ -48,6 +48,11 @@ def calls_grammar(tools: Sequence[Mapping[str, Any]]) -> str:
     return LLMatcher.grammar_from_lark("\n".join(rules))
 
 
+def text_grammar() -> str:
+    """Text without the mark-up of calls and results."""
+    return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*<tool_.*)/")
+
+
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """JSON of `schema`."""
     return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPELLING)

@@ -43,6 +43,7 @@ def calls_as_text(text: str, calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def result_as_text(text: str) -> str:
+    """A user's turn with what a function returned."""
     return f"<tool_response>\n{text}\n</tool_response>"
 
 

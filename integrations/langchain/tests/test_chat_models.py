@@ -200,10 +200,16 @@ def test_a_call_that_cannot_be_read_is_reported_as_such(said: str) -> None:
 def test_what_only_looks_like_a_call_is_text() -> None:
     model = ChatRollingKV(engine=ScriptedEngine(lambda _: "a <tool_ b <tool"))
     assert model.bind_tools([Close]).invoke("Which?").content == "a <tool_ b <tool"
-    forbidden = ChatRollingKV(engine=ScriptedEngine(lambda _: "<tool_call>{}</tool_call>"))
-    assert (
-        forbidden.bind_tools([Close], tool_choice="none").invoke("Which?").content.startswith("<tool_call>")
-    )
+
+
+def test_a_model_can_be_kept_from_calling() -> None:
+    said = 'No: <tool_call>\n{"name": "Close", "arguments": {}}\n</tool_call>'
+    model = ChatRollingKV(engine=ScriptedEngine(lambda _: said))
+    assert model.bind_tools([Close]).invoke("Which?").tool_calls
+    message = model.bind_tools([Close], tool_choice="none").invoke("Which?")
+    assert message.tool_calls == []
+    assert str(message.content).startswith("No: <tool")
+    assert "<tool_" not in message.content
 
 
 def test_an_unfinished_form_is_an_error(engine: TransformersHost) -> None:
