@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -104,6 +105,12 @@ class ChatRollingKV(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         names = ("model_name", "engine_fingerprint", "dtype", "device", "conditioning", "stop", *_OVERRIDES)
         return {name: getattr(self, name) for name in names}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """What decides an answer besides its messages; where KV is kept, and under which name, does not."""
+        kwargs.pop("namespace", None)
+        decisive = {**self._identifying_params, **kwargs, "stop": self.stop if stop is None else stop}
+        return json.dumps(decisive, sort_keys=True, default=repr)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rolling_kv.store import Lineage
     from rolling_kv.store.base import KVStore
 
-_MOST_OPEN = 64  # sessions, each with the KV of its last prompt in memory
+_MOST_OPEN = 16  # sessions, each with the KV of its last prompt in memory
 _PROBE = {
     "type": "function",
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},

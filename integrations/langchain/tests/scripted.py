@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rolling_kv import load_engine
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.stitch import StitchedKV
 from tests.tiny_models import CHATML, tiny_model, tiny_tokenizer
@@ -22,6 +23,10 @@ from tests.tiny_models import CHATML, tiny_model, tiny_tokenizer
 Script = Callable[[str], str]
 
 _VOCABULARY = 260
+
+
+loaded_once = cache(load_engine)
+"""Loads a model by name for all tests together."""
 
 
 @cache

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_rolling_kv import ChatRollingKV
+from langchain_rolling_kv import ChatRollingKV, chat_models
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
-from scripted import scripted_engine, tiny_engine
+from scripted import loaded_once, scripted_engine, tiny_engine
 
 from tests.tiny_models import CHATML, HERMES
 
@@ -59,7 +59,10 @@ class Suite(ChatModelIntegrationTests):
         return super().standard_chat_model_params | {"max_tokens": 200 if self.has_tool_calling else 24}
 
     @pytest.fixture
-    def model(self, request: pytest.FixtureRequest, other_folder: Path) -> BaseChatModel:
+    def model(
+        self, request: pytest.FixtureRequest, other_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> BaseChatModel:
+        monkeypatch.setattr(chat_models, "load_engine", loaded_once)
         type(self).model_override_value = str(other_folder)
         settings = (
             self.standard_chat_model_params | self.chat_model_params | (getattr(request, "param", {}) or {})
