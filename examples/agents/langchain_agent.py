@@ -47,9 +47,7 @@ def run(questions: list[str], *, folder: Path, model: str) -> None:
     """Asks in one thread of conversation, whose messages and KV are kept in `folder`."""
     with SqliteSaver.from_conn_string(str(folder / "conversation.sqlite")) as saver:
         agent = create_agent(
-            ChatRollingKV(
-                model=model, store_path=str(folder / "kv"), conditioning="instruction", max_tokens=96
-            ),
+            ChatRollingKV(model=model, store_path=str(folder / "kv"), max_tokens=96),
             [closing_price],
             system_prompt="You are a market analyst. Say in one sentence what the record says.",
             middleware=[look_up_first, RollingKVMiddleware(window=6)],
