@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -67,14 +70,17 @@ class SelectionStats:
         policy: its name.
         k: how many, of `reusable` tokens.
         segments: contiguous runs.
-        captured_deviation: their share of the sum of d_i; None when the policy needed no deviations.
+        captured_deviation: their share of the sum of d_i; None when deviations were not taken, because the
+            policy does not need those of all tokens and `measure_deviation` was not asked for.
+        recall: the share of labelled tokens behind the exact prefix that is among them; None without such.
     """
 
     policy: str
     k: int
     reusable: int
     segments: int
-    captured_deviation: float | None
+    captured_deviation: float | None = None
+    recall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Trace:
     Args:
         lineages: the store key of every stored segment in the prompt, in order; empty under full prefill.
         selection: positions that were recomputed, ascending, and how they lie.
+        prerolled: tokens of the exact prefix that a pre-roll made exact.
         logits_fingerprint: xxh3-128 (hex) of the first token's logits as float32 bytes: equal for equal bits.
     """
 
@@ -91,6 +98,7 @@ class Trace:
     selected: tuple[int, ...]
     selection: SelectionStats
     logits_fingerprint: str
+    prerolled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the model makes of a given continuation of a prompt.
+
+    Args:
+        logits: [tokens + 1, vocabulary], float32: after the prompt, and after each token of the continuation.
+    """
+
+    logits: torch.Tensor
+    usage: Usage
+    timing: Timing
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True)
 class WindowChange:
     """What a change of the window did.
 
@@ -119,9 +141,13 @@ class WindowChange:
         computed: tokens that were computed for it: the document's, its conditioning's, and those of documents
             whose conditioning changed. 0 under lazy ingestion.
         degraded: what could not be done as asked, and why.
+        forgotten: segments whose KV was removed, with `forget=True`.
+        digest: of the forgotten document's token ids.
     """
 
     document_id: str
     evicted: tuple[str, ...]
     computed: int
     degraded: tuple[str, ...] = ()
+    forgotten: int = 0
+    digest: str = ""

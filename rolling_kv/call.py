@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from rolling_kv.answer import SelectionStats
 from rolling_kv.kv import SegmentKV
+from rolling_kv.options import PrefillSettings
 from rolling_kv.plan import Plan
+from rolling_kv.window import Segment
 
 if TYPE_CHECKING:
     import torch
 
     from rolling_kv.engine.host import TransformersHost
-    from rolling_kv.engine.stitch import StitchedKV
+    from rolling_kv.engine.stitch import PlacedKV, StitchedKV
     from rolling_kv.policies.base import Policy
     from rolling_kv.signals import Signals
 
@@ -27,19 +30,23 @@ class Prefilled:
 
     Args:
         logits: after the prompt, [vocabulary], float32.
-        step: logits after one more token; call it with the tokens of the answer in order.
+        follow: logits after each of some more tokens, [tokens, vocabulary]; call it with the tokens of the
+            answer in order.
         selected: positions that were recomputed, ascending.
+        stats: how they lie; it may run a pass.
         prefix, reused, computed: prompt tokens, as in `Usage`.
+        segment_kv: the fused KV of a segment, copied; None under full prefill.
         load, select, fuse: seconds, as in `Timing`.
     """
 
     logits: torch.Tensor
-    step: Callable[[int], torch.Tensor]
+    follow: Callable[[Sequence[int]], torch.Tensor]
     selected: tuple[int, ...]
-    stats: SelectionStats
+    stats: Callable[[], SelectionStats]
     prefix: int
     reused: int
     computed: int
+    segment_kv: Callable[[Segment], SegmentKV] | None
     load: float
     select: float
     fuse: float
@@ -50,14 +57,17 @@ def full_prefill(plan: Plan, *, engine: TransformersHost, policy: Policy, clock:
     token_ids = plan.prompt.token_ids
     started = clock()
     logits, cache = engine.stock_prefill(token_ids)
+    engine.synchronize()
+    stats = SelectionStats(policy=policy.name, k=0, reusable=0, segments=0)
     return Prefilled(
         logits=logits,
-        step=lambda token_id: engine.stock_step(cache, token_id),
+        follow=lambda token_ids: engine.stock_follow(cache, token_ids),
         selected=(),
-        stats=SelectionStats(policy=policy.name, k=0, reusable=0, segments=0, captured_deviation=None),
+        stats=lambda: stats,
         prefix=0,
         reused=0,
         computed=len(token_ids),
+        segment_kv=None,
         load=0.0,
         select=0.0,
         fuse=clock() - started,
@@ -69,9 +79,9 @@ def fused_prefill(
     kv: Sequence[SegmentKV],
     *,
     engine: TransformersHost,
-    policy: Policy,
-    ratio: float,
+    settings: PrefillSettings,
     signals: Signals,
+    labelled: frozenset[int],
     room: int,
     clock: Clock,
 ) -> Prefilled:
@@ -79,81 +89,99 @@ def fused_prefill(
 
     Args:
         kv: of `plan.stored`, in order.
-        ratio: of the reusable tokens to recompute, 0 to 1.
-        signals: computes the score that the policy needs.
+        signals: computes the scores that the policy needs.
+        labelled: prompt positions of the answer, when the request has labels.
         room: tokens that decoding may add.
     """
     import torch
 
-    from rolling_kv.engine.stitch import PlacedKV
     from rolling_kv.policies.base import budget
 
+    policy = settings.policy
     token_ids = plan.prompt.token_ids
-    placed = [
-        PlacedKV(kv=one, position=part.segment.start) for part, one in zip(plan.stored, kv, strict=True)
-    ]
-    stitched = engine.stitch(placed, capacity=len(token_ids) + room)
+    placed = placed_segments(plan, kv)
     started = clock()
-    k = budget(plan.reusable_tokens, ratio) if policy.recomputes else 0
-    chosen, captured = _select(plan, engine=engine, stitched=stitched, policy=policy, k=k, signals=signals)
+    stitched = engine.stitch(placed, capacity=len(token_ids) + room, clock=clock)
+    k = budget(plan.reusable_tokens, settings.ratio) if policy.recomputes else 0
+    chosen, deviation = _select(plan, stitched=stitched, policy=policy, k=k, signals=signals)
+    engine.synchronize()
     selected = clock()
     load_before_fusing = stitched.seconds
-    rows = torch.cat((chosen + plan.prefix, torch.arange(plan.query_start, len(token_ids))))
+    positions = torch.tensor(plan.reusable_positions, dtype=torch.int64)
+    rows = torch.cat((positions[chosen], torch.tensor(plan.computed_positions))).sort().values
     logits = engine.fuse(stitched, token_ids, rows=rows)
+    engine.synchronize()
     fused = clock()
     position = len(token_ids)
 
-    def step(token_id: int) -> torch.Tensor:
+    def follow(following: Sequence[int]) -> torch.Tensor:
         nonlocal position
-        position += 1
-        return engine.step(stitched, token_id, position=position - 1)
+        position += len(following)
+        return engine.follow(stitched, following, position=position - len(following))
 
-    return Prefilled(
-        logits=logits,
-        step=step,
-        selected=tuple((chosen + plan.prefix).tolist()),
-        stats=SelectionStats(
+    def segment_kv(segment: Segment) -> SegmentKV:
+        return engine.cut(stitched, segment.token_ids, start=segment.start)
+
+    def stats() -> SelectionStats:
+        every = deviation
+        if every is None and settings.measure_deviation and plan.reusable_tokens:
+            every = signals.deviations(engine.stitch(placed, capacity=len(token_ids)))
+        found = labelled & set(plan.reusable_positions)
+        return SelectionStats(
             policy=policy.name,
             k=k,
             reusable=plan.reusable_tokens,
             segments=_segments(chosen),
-            captured_deviation=captured,
-        ),
+            captured_deviation=None if every is None else _share(every, chosen),
+            recall=len(found & set(positions[chosen].tolist())) / len(found) if found else None,
+        )
+
+    return Prefilled(
+        logits=logits,
+        follow=follow,
+        selected=tuple(positions[chosen].tolist()),
+        stats=stats,
         prefix=plan.prefix,
         reused=plan.reusable_tokens - k,
-        computed=len(token_ids) - plan.query_start,
+        computed=len(plan.computed_positions),
+        segment_kv=segment_kv,
         load=stitched.seconds,
         select=selected - started - load_before_fusing,
         fuse=fused - selected - (stitched.seconds - load_before_fusing),
     )
 
 
+def placed_segments(plan: Plan, kv: Sequence[SegmentKV]) -> list[PlacedKV]:
+    """The KV of `plan.stored` at its request positions."""
+    from rolling_kv.engine.stitch import PlacedKV
+
+    return [PlacedKV(kv=one, position=part.segment.start) for part, one in zip(plan.stored, kv, strict=True)]
+
+
 def _select(
-    plan: Plan,
-    *,
-    engine: TransformersHost,
-    stitched: StitchedKV,
-    policy: Policy,
-    k: int,
-    signals: Signals,
-) -> tuple[torch.Tensor, float | None]:
-    """Indices into the reusable tokens, ascending, and their share of the deviation where it was needed."""
+    plan: Plan, *, stitched: StitchedKV, policy: Policy, k: int, signals: Signals
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Indices into the reusable tokens, ascending, and all deviations where the policy needed them."""
     import torch
 
     from rolling_kv.policies.base import SelectionInput, Span
 
     if k in (0, plan.reusable_tokens):
         return torch.arange(k), None
-    score = None
-    if policy.needs is not None:
-        score = signals.score(policy.needs, plan, engine=engine, stitched=stitched, k=k).cpu()
-    spans = [Span(s.start - plan.prefix, s.stop - plan.prefix) for s in plan.reusable]
-    chosen = policy.select(SelectionInput(k=k, spans=spans, score=score))
+    scores = {need: signals.score(need, stitched=stitched, k=k) for need in policy.needs}
+    stops = list(accumulate(len(segment.token_ids) for segment in plan.reusable))
+    spans = [Span(start, stop) for start, stop in pairwise([0, *stops])]
+    chosen = policy.select(SelectionInput(k=k, spans=spans, scores=scores))
     assert len(chosen) == k, f"{policy.name} selected {len(chosen)} tokens, not {k}"
-    if score is None or policy.needs is None or policy.needs.signal != "deviation":
-        return chosen, None
-    total = float(score.double().sum())
-    return chosen, float(score.double()[chosen].sum()) / total if total > 0 else 0.0
+    deviation = next((score for need, score in scores.items() if need.signal == "deviation"), None)
+    return chosen, deviation
+
+
+def _share(deviation: torch.Tensor, chosen: torch.Tensor) -> float:
+    """The part of the sum of d_i that lies in the chosen tokens; 0 when nothing deviates."""
+    every = deviation.double().cpu()
+    total = float(every.sum())
+    return float(every[chosen].sum()) / total if total > 0 else 0.0
 
 
 def _segments(ascending: torch.Tensor) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from rolling_kv.errors import ConfigError, InvalidRatioError
-from rolling_kv.policies import POLICIES
-from rolling_kv.window import parse_conditioning
+from rolling_kv.policies import create_policy
+from rolling_kv.window import parse_conditioning, parse_eviction
 
 DEFAULT_POLICY = "document-aligned"
 DEFAULT_RATIO = 0.1
@@ -48,6 +48,13 @@ class SessionConfig(BaseModel):
     namespace: str = "default"
     ingest: Literal["eager", "lazy"] = "eager"
     deterministic: bool = True
+    positions: Literal["true", "packed"] = "true"
+    fresh_tail: int = 0
+    preroll: Literal["off", "auto", "wait"] = "off"
+    eviction: str = "oldest"
+    quota: int | None = None
+    ttl: float | None = None
+    memory_limit: int | None = None
 
     @field_validator("ratio", "anchor_ratio", mode="before")
     @classmethod
@@ -57,13 +64,53 @@ class SessionConfig(BaseModel):
     @field_validator("policy")
     @classmethod
     def _policy(cls, value: str) -> str:
-        POLICIES.create(value)
+        create_policy(value)
         return value
 
     @field_validator("conditioning")
     @classmethod
     def _conditioning(cls, value: str) -> str:
         return parse_conditioning(value).name
+
+    @field_validator("eviction")
+    @classmethod
+    def _eviction(cls, value: str) -> str:
+        parse_eviction(value)
+        return value
+
+    @field_validator("fresh_tail")
+    @classmethod
+    def _not_negative(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("expected 0 or more")
+        return value
+
+    @model_validator(mode="after")
+    def _keeps_the_contract(self) -> SessionConfig:
+        if not self.deterministic:
+            return self
+        if not parse_conditioning(self.conditioning).deterministic:
+            raise ValueError(
+                f"conditioning {self.conditioning!r} makes answers depend on what came before; pass "
+                "deterministic=False, or isolated, instruction, window:k or full"
+            )
+        if self.preroll == "auto":
+            raise ValueError(
+                "preroll 'auto' makes answers depend on how far it came; pass preroll='wait', or "
+                "deterministic=False"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SessionConfig:
+        conditioning = parse_conditioning(self.conditioning)
+        if self.preroll != "off" and conditioning.fused != "never":
+            raise ValueError(
+                f"preroll {self.preroll!r} and conditioning {self.conditioning!r} exclude each other"
+            )
+        if self.preroll != "off" and self.fresh_tail:
+            raise ValueError("preroll computes every document exactly, so fresh_tail has no place beside it")
+        return self
 
     @field_validator("window", "window_tokens", "selection_layer")
     @classmethod
@@ -77,6 +124,8 @@ class SessionConfig(BaseModel):
     def _not_empty(cls, value: str) -> str:
         if not value:
             raise ValueError("expected a name")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("expected characters, and it holds a lone surrogate")
         return value
 
 
@@ -89,8 +138,12 @@ def session_config(**settings: object) -> SessionConfig:
     try:
         return SessionConfig.model_validate(settings)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])} = {problem.get('input')!r}: {problem['msg']}"
-            for problem in error.errors()
-        )
+        problems = "; ".join(_described(problem) for problem in error.errors())
         raise ConfigError(f"These settings are not as expected: {problems}.") from error
+
+
+def _described(problem: Any) -> str:
+    """What is wrong with one setting, or with several together."""
+    place = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place} = {problem.get('input')!r}: {message}" if place else message

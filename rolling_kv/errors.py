@@ -4,6 +4,7 @@ RollingKVError
 ├── ConfigError                  an argument or setting outside what is allowed
 │   ├── UnknownPolicyError       no recompute policy of that name
 │   ├── UnknownConditioningError no conditioning mode of that name
+│   ├── UnknownWorkloadError     no labelled workload of that name
 │   └── InvalidRatioError        a ratio outside 0..1
 ├── WindowError                  the window cannot do what was asked
 │   ├── EmptyDocumentError       a document without text
@@ -13,10 +14,13 @@ RollingKVError
 │   └── WindowFullError          nothing may be evicted, because every document is pinned
 ├── PromptError                  the prompt cannot be built or run
 │   ├── TemplateError            the model's chat template cannot carry a window
-│   └── PromptTooLongError       more tokens than the model has positions
+│   ├── PromptTooLongError       more tokens than the model has positions
+│   └── AnswerUnfinishedError    decoding failed, or its stream was closed, before the answer's end
 ├── ModelError                   the model cannot be used
 │   ├── ModelNotFoundError       nothing of that name on disk, in a package, or on the hub
-│   └── UnsupportedModelError    its family, rope or attention is not supported
+│   ├── UnsupportedModelError    its family, rope or attention is not supported
+│   ├── ProfileError             its stored profile is damaged
+│   └── NumericsError            a pass gave numbers that are not finite
 ├── StoreError                   the store cannot do what was asked
 │   ├── StoreModelMismatchError  the namespace holds KV of another model
 │   ├── StoreReadOnlyError       the folder cannot be written
@@ -24,6 +28,8 @@ RollingKVError
 │   ├── StoreLockedError         another process holds the index for too long
 │   ├── StoreFormatError         not a store, or one of another format version
 │   └── CorruptPayloadError      a payload failed its checksum, shape or lineage
+├── BenchError                   a measurement cannot be run or go on
+│   └── MissingExtraError        it needs a package that is not installed
 └── SessionClosedError           the session was used after close()
 """
 
@@ -44,6 +50,10 @@ class UnknownPolicyError(ConfigError):
 
 class UnknownConditioningError(ConfigError):
     """There is no conditioning mode of that name."""
+
+
+class UnknownWorkloadError(ConfigError):
+    """There is no labelled workload of that name."""
 
 
 class InvalidRatioError(ConfigError):
@@ -86,6 +96,10 @@ class PromptTooLongError(PromptError):
     """The prompt and the answer need more positions than the model has."""
 
 
+class AnswerUnfinishedError(PromptError):
+    """Decoding failed, or its stream was closed, before the answer's end."""
+
+
 class ModelError(RollingKVError):
     """The model cannot be used."""
 
@@ -96,6 +110,14 @@ class ModelNotFoundError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """The model's family, rope or attention is not supported."""
+
+
+class ProfileError(ModelError):
+    """The stored profile of a model is damaged, or of another model."""
+
+
+class NumericsError(ModelError):
+    """A pass of the model gave numbers that are not finite."""
 
 
 class StoreError(RollingKVError):
@@ -124,6 +146,14 @@ class StoreFormatError(StoreError):
 
 class CorruptPayloadError(StoreError):
     """A stored payload failed its checksum, shape or lineage; it was quarantined."""
+
+
+class BenchError(RollingKVError):
+    """A measurement cannot be run, or not go on."""
+
+
+class MissingExtraError(BenchError):
+    """A measurement needs a package that is not installed."""
 
 
 class SessionClosedError(RollingKVError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.errors import StoreError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.plan import StoredSegment
 from rolling_kv.store import Lineage
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with how many segments are at hand, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorKind:
+    """Which tokens of a segment are its anchors, and how many of them (0 to 1)."""
+
+    rule: AnchorRule
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.rule}:{self.ratio!r}"
 
 
 @dataclass(slots=True)
@@ -35,7 +46,8 @@ class Ingestor:
 
     A segment is computed by a pass of its own over the KV of its path, which is found or computed in the same
     way, so what is computed depends on lineage alone. Only the segments themselves are stored; what was
-    computed merely as their context is dropped with the call.
+    computed merely as their context is dropped with the call. Beside the segments of the last prompt, a chain
+    may be kept in memory: segments that were each computed after all that precedes them in a prompt to come.
     """
 
     def __init__(
@@ -45,55 +57,108 @@ class Ingestor:
         self._engine = engine
         self._store = store
         self._resident: dict[str, SegmentKV] = {}
+        self._chain: dict[str, SegmentKV] = {}
 
     def ensure(
-        self, stored: Sequence[StoredSegment], *, progress: Progress | None = None
+        self,
+        stored: Sequence[StoredSegment],
+        *,
+        anchors: AnchorKind | None = None,
+        progress: Progress | None = None,
     ) -> tuple[list[SegmentKV], IngestReport]:
         """The KV of each segment, in order.
+
+        Args:
+            anchors: also has anchors of this kind at hand, in the store.
 
         Raises:
             StoreError: something could not be stored; what was stored before it stays valid.
         """
         started = self._clock()
         report = IngestReport()
-        keep = {part.lineage.key for part in stored}
+        keep = {part.lineage.key for part in stored if not part.transient}
         at_hand: dict[str, SegmentKV] = {}
         for done, part in enumerate(stored):
             if progress is not None:
                 progress(done, len(stored))
             self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
+            if anchors is not None:
+                self._anchors_of(part, anchors, at_hand=at_hand, report=report)
         if progress is not None:
             progress(len(stored), len(stored))
-        self._resident = {key: at_hand[key] for key in keep}
+        self._resident = {part.lineage.key: at_hand[part.lineage.key] for part in stored}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
 
+    def chained(self, lineages: Sequence[Lineage]) -> int:
+        """How many of `lineages`, each computed after the ones before it, are in memory without a gap."""
+        count = 0
+        for lineage in lineages:
+            if self._in_memory(lineage.key) is None:
+                break
+            count += 1
+        return count
+
+    def extend_chain(
+        self, lineages: Sequence[Lineage], *, interrupted: Callable[[], bool] | None = None
+    ) -> int:
+        """Computes the next missing segment of a chain, and keeps those of this chain alone.
+
+        Args:
+            interrupted: asked at every layer; when it is true the pass is given up.
+
+        Returns:
+            Tokens computed; 0 when nothing was missing.
+
+        Raises:
+            PassInterrupted: it was; what was there before is kept.
+        """
+        count = self.chained(lineages)
+        kept = {lineage.key: self._in_memory(lineage.key) for lineage in lineages[:count]}
+        self._chain = {key: kv for key, kv in kept.items() if kv is not None}
+        if count == len(lineages):
+            return 0
+        segment = lineages[count].segment
+        context = list(self._chain.values())
+        kv = self._engine.extend(context, segment.token_ids, start=segment.start, interrupted=interrupted)
+        self._chain[lineages[count].key] = kv
+        return len(kv)
+
+    def forget(self) -> None:
+        """Drops everything that is held in memory."""
+        self._resident, self._chain = {}, {}
+
     def anchors(
-        self, stored: Sequence[StoredSegment], *, rule: AnchorRule, ratio: float, report: IngestReport
+        self, stored: Sequence[StoredSegment], kind: AnchorKind, *, report: IngestReport
     ) -> list[tuple[int, ...]]:
         """The anchor tokens of each segment, as indices within it: from the store, or computed and stored.
 
         Call it after `ensure` with the same segments; what it had to do is added to `report`.
         """
+        started = self._clock()
+        at_hand = dict(self._resident)
+        found = [self._anchors_of(part, kind, at_hand=at_hand, report=report) for part in stored]
+        report.seconds += self._clock() - started
+        return found
+
+    def _anchors_of(
+        self, part: StoredSegment, kind: AnchorKind, *, at_hand: dict[str, SegmentKV], report: IngestReport
+    ) -> tuple[int, ...]:
         from rolling_kv.engine.anchors import anchor_tokens
 
-        started = self._clock()
-        kind = f"{rule}:{ratio!r}"
-        found = []
-        at_hand = dict(self._resident)
-        for part in stored:
-            tokens = self._store.get_anchors(part.lineage, kind)
-            if tokens is None:
+        tokens = self._store.get_anchors(part.lineage, str(kind))
+        if tokens is None:
+            context = []
+            if kind.rule == "kvzip":  # the only rule that reads what the segment was computed after
                 context = [
                     self._obtain(part.lineages[: length + 1], at_hand=at_hand, keep=set(), report=report)
                     for length in range(len(part.lineages) - 1)
                 ]
-                kv = at_hand[part.lineage.key]
-                tokens = anchor_tokens(self._engine, context, kv, rule=rule, ratio=ratio)
-                self._store.put_anchors(part.lineage, kind, tokens)
-            found.append(tokens)
-        report.seconds += self._clock() - started
-        return found
+                report.computed += len(part.lineage.segment.token_ids)
+            kv = at_hand[part.lineage.key]
+            tokens = anchor_tokens(self._engine, context, kv, rule=kind.rule, ratio=kind.ratio)
+            self._store.put_anchors(part.lineage, str(kind), tokens)
+        return tokens
 
     def _obtain(
         self,
@@ -104,22 +169,25 @@ class Ingestor:
         report: IngestReport,
     ) -> SegmentKV:
         lineage = lineages[-1]
-        kv = at_hand.get(lineage.key) or self._resident.get(lineage.key) or self._load(lineage, report)
+        kv = at_hand.get(lineage.key) or self._in_memory(lineage.key) or self._load(lineage, report)
         if kv is None:
             context = [
                 self._obtain(lineages[: length + 1], at_hand=at_hand, keep=keep, report=report)
                 for length in range(len(lineages) - 1)
             ]
-            kv = self._engine.extend(context, lineage.segment.token_ids)
+            kv = self._engine.extend(context, lineage.segment.token_ids, start=lineage.segment.start)
             report.computed += len(kv)
             if lineage.key in keep:
-                self._store.put(lineage, kv)
+                self._store.put(lineage, kv.on_host())
         at_hand[lineage.key] = kv
         return kv
+
+    def _in_memory(self, key: str) -> SegmentKV | None:
+        return self._resident.get(key) or self._chain.get(key)
 
     def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
         try:
             return self._store.get(lineage)
-        except CorruptPayloadError as error:
-            report.degraded.append(f"Stored KV was unusable and computed again: {error}.")
+        except StoreError as error:  # damaged, or not to be read just now
+            report.degraded.append(f"Stored KV was unusable and computed again: {error}")
             return None

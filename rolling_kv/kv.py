@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,14 +26,31 @@ class SegmentKV:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def on_host(self) -> SegmentKV:
+        """The same in host memory."""
+        if self.k.device.type == "cpu":
+            return self
+        return SegmentKV(k=self.k.cpu(), v=self.v.cpu(), token_ids=self.token_ids, start=self.start)
+
     @property
     def nbytes(self) -> int:
         return self.k.numel() * self.k.element_size() + self.v.numel() * self.v.element_size()
 
 
+def current_runtime() -> str:
+    """The releases whose arithmetic decides the last bits, such as "torch 2.13.0, transformers 5.24.0"."""
+    return ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What of a model its KV depends on, as fingerprints (xxh3-128, hex); `name` is only for people."""
+    """What of a model its KV depends on; fingerprints are xxh3-128 (hex).
+
+    Args:
+        name: what the model is called; only for people.
+        model: fingerprint of its configuration and weights (`engine/fingerprint.py`).
+        runtime: the releases that compute; other ones may round differently.
+    """
 
     name: str
     model: str
@@ -40,3 +58,9 @@ class ModelIdentity:
     rope: str
     dtype: str
     device: str
+    runtime: str = field(default_factory=current_runtime)
+
+    @property
+    def values(self) -> str:
+        """The part of `model` that is the same in whichever dtype the model is loaded."""
+        return self.model.partition("-")[0]

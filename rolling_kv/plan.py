@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rolling_kv.errors import PromptTooLongError
 from rolling_kv.store import Lineage
 from rolling_kv.window import Conditioning, Prompt, Segment
 
-LineageOf = Callable[[Sequence[Sequence[int]]], Lineage]
-"""From a path of token ids, segment by segment, to the lineage of its last segment."""
+
+class LineageOf(Protocol):
+    """From a path of token ids, segment by segment, to the lineage of its last segment."""
+
+    def __call__(self, path: Sequence[Sequence[int]], *, gap: int = 0) -> Lineage: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +25,13 @@ class StoredSegment:
         segment: where it stands in the prompt.
         lineages: along its path, each computed after the ones before it; the last is its own.
         exact: whether its path is all that precedes it in the prompt.
+        transient: whether its KV is kept in memory only, because the next prompt has no use for it.
     """
 
     segment: Segment
     lineages: tuple[Lineage, ...]
     exact: bool
+    transient: bool = False
 
     @property
     def lineage(self) -> Lineage:
@@ -34,7 +40,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A prompt and its stored segments, in order; what follows them is the query."""
+    """A prompt and its stored segments, in order; all other tokens are uncached."""
 
     prompt: Prompt
     stored: tuple[StoredSegment, ...]
@@ -44,14 +50,16 @@ class Plan:
         """Tokens of the exact prefix: leading segments whose KV is what full prefill gives."""
         stop = 0
         for part in self.stored:
-            if not part.exact:
+            if not part.exact or part.segment.start != stop:
                 break
             stop = part.segment.stop
         return stop
 
     @property
     def query_start(self) -> int:
-        return self.stored[-1].segment.stop if self.stored else 0
+        """Where the query begins, or the prompt ends."""
+        context = self.prompt.context
+        return context[-1].stop if context else 0
 
     @property
     def reusable(self) -> tuple[Segment, ...]:
@@ -61,19 +69,84 @@ class Plan:
 
     @property
     def reusable_tokens(self) -> int:
-        return self.query_start - self.prefix
+        return sum(len(segment.token_ids) for segment in self.reusable)
+
+    @property
+    def reusable_positions(self) -> list[int]:
+        """Of the reusable tokens, ascending."""
+        return [position for s in self.reusable for position in range(s.start, s.stop)]
+
+    @property
+    def computed_positions(self) -> list[int]:
+        """Of the uncached tokens, ascending; the query's are the last."""
+        stored = {part.segment.start for part in self.stored}
+        return [
+            position
+            for segment in self.prompt.segments
+            if segment.start not in stored
+            for position in range(segment.start, segment.stop)
+        ]
 
 
-def make_plan(prompt: Prompt, *, conditioning: Conditioning, lineage_of: LineageOf) -> Plan:
-    """Plans a call: all segments but the query have stored KV, computed after what they may see."""
+def make_plan(
+    prompt: Prompt,
+    *,
+    conditioning: Conditioning,
+    lineage_of: LineageOf,
+    sliding_window: int | None = None,
+    fresh_tail: int = 0,
+    chained: int = 0,
+    at_hand: Callable[[Lineage], bool] | None = None,
+) -> Plan:
+    """Plans a call: which segments have stored KV, and what it was computed after.
+
+    Args:
+        sliding_window: of the model's sliding layers; None when it has none, or to pack what a document has
+            seen behind the instruction at any distance.
+        fresh_tail: so many of the newest documents have no stored KV.
+        chained: so many leading segments have KV that was computed after all that precedes them.
+        at_hand: under a conditioning that takes KV from fused prompts, whether a document has some.
+    """
     context = prompt.context
+    documents = [index for index, segment in enumerate(context) if segment.kind == "document"]
+    fresh = set(documents[len(documents) - min(fresh_tail, len(documents)) :])
+    along = _Along(lineage_of)
     stored = []
     for index, segment in enumerate(context):
-        seen = conditioning.context(context, index)
-        path = [context[i].token_ids for i in seen] + [segment.token_ids]
-        lineages = tuple(lineage_of(path[: length + 1]) for length in range(len(path)))
-        stored.append(StoredSegment(segment=segment, lineages=lineages, exact=seen == tuple(range(index))))
+        if index in fresh and index >= chained:
+            continue
+        own = conditioning.path(context, index)
+        gap = conditioning.gap(context, index, sliding_window=sliding_window)
+        every = [earlier.token_ids for earlier in context[: index + 1]]
+        exact = own == every and gap == 0
+        if index < chained:
+            lineages = along.lineages(every, gap=0)
+            stored.append(StoredSegment(segment, lineages, exact=True, transient=not exact))
+            continue
+        lineages = along.lineages(own, gap=gap)
+        if at_hand is not None and segment.kind == "document":
+            if not at_hand(lineages[-1]):
+                continue
+            exact = False
+        stored.append(StoredSegment(segment, lineages, exact=exact))
     return Plan(prompt=prompt, stored=tuple(stored))
+
+
+class _Along:
+    """The lineages along a path; those of a path that goes on from the last one are not made again."""
+
+    def __init__(self, lineage_of: LineageOf) -> None:
+        self._lineage_of = lineage_of
+        self._last: tuple[list[tuple[int, ...]], int, tuple[Lineage, ...]] = ([], 0, ())
+
+    def lineages(self, path: list[tuple[int, ...]], *, gap: int) -> tuple[Lineage, ...]:
+        last, last_gap, made = self._last
+        known = made if gap == last_gap and path[: len(last)] == last else ()
+        made = known + tuple(
+            self._lineage_of(path[: length + 1], gap=gap) for length in range(len(known), len(path))
+        )
+        self._last = (path, gap, made)
+        return made
 
 
 def require_positions(prompt: Prompt, *, room: int, positions: int, model: str) -> None:

@@ -7,24 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-from rolling_kv.answer import Answer, WindowChange
+from rolling_kv.account import Account
+from rolling_kv.answer import Answer, Continuation, WindowChange
 from rolling_kv.config import (
     DEFAULT_CONDITIONING,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
     SessionConfig,
-    require_ratio,
     session_config,
 )
-from rolling_kv.errors import ConfigError, SessionClosedError
+from rolling_kv.errors import ConfigError, SessionClosedError, WindowError
+from rolling_kv.history import FusedHistory
 from rolling_kv.ingest import Ingestor, IngestReport, Progress
-from rolling_kv.plan import Plan, make_plan, require_positions
-from rolling_kv.policies import POLICIES
-from rolling_kv.store import Lineage, make_lineage, open_store
+from rolling_kv.options import AskOptions, PrefillOptions, prefill_settings, require_layer
+from rolling_kv.plan import Plan, require_positions
+from rolling_kv.planner import Planner
+from rolling_kv.prefill import Prefiller
+from rolling_kv.preroll import BackgroundPreroll, PrerollReport
+from rolling_kv.provenance import Provenance, provenance_of
+from rolling_kv.store import Lineage, open_store, token_digest
 from rolling_kv.stream import AnswerStream
 from rolling_kv.window import (
     Document,
@@ -32,17 +37,13 @@ from rolling_kv.window import (
     PromptLayout,
     Window,
     parse_conditioning,
+    parse_eviction,
 )
 
 if TYPE_CHECKING:
     import torch
 
-    from rolling_kv.call import Prefilled
-    from rolling_kv.engine.decode import Guide
     from rolling_kv.engine.host import TransformersHost
-    from rolling_kv.kv import SegmentKV
-    from rolling_kv.policies.base import Policy
-    from rolling_kv.signals import Signals
     from rolling_kv.store.base import KVStore
     from rolling_kv.window.layout import Layout, Message
 
@@ -74,13 +75,31 @@ class RollingSession:
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
         self._layout: Layout = layout or PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
-        self._window = Window(max_documents=config.window, max_tokens=config.window_tokens)
+        self._window = Window(
+            max_documents=config.window,
+            max_tokens=config.window_tokens,
+            batch=parse_eviction(config.eviction),
+        )
+        self._stream: tuple[
+            tuple[int, ...], ...
+        ] = ()  # token ids of the newest documents, evicted ones included
+        self._waiting = 0  # requests that wait for the lock
+        self._counting = Lock()
+        fused = self._conditioning.fused
+        self._history = None if fused == "never" else FusedHistory(fused)
         self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
-        if config.selection_layer >= engine.layers:
-            raise ConfigError(
-                f"selection_layer is {config.selection_layer}; the model {engine.name!r} has layers 0 to "
-                f"{engine.layers - 1}. Deviations are usually taken at layer 1."
-            )
+        self._planner = Planner(
+            identity=engine.identity,
+            sliding_window=engine.sliding_window,
+            config=config,
+            ingestor=self._ingestor,
+            history=self._history,
+        )
+        self._prefiller = Prefiller(
+            engine=engine, ingestor=self._ingestor, history=self._history, config=config, clock=clock
+        )
+        self._background = BackgroundPreroll(self._preroll_step, wanted=lambda: self._waiting > 0)
+        require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
 
     @classmethod
@@ -101,6 +120,13 @@ class RollingSession:
         namespace: str = "default",
         ingest: Literal["eager", "lazy"] = "eager",
         deterministic: bool = True,
+        positions: Literal["true", "packed"] = "true",
+        fresh_tail: int = 0,
+        preroll: Literal["off", "auto", "wait"] = "off",
+        eviction: str = "oldest",
+        quota: int | None = None,
+        ttl: float | None = None,
+        memory_limit: int | None = None,
         dtype: str = "auto",
         device: str = "auto",
         progress: Callable[[str, float], None] | None = None,
@@ -114,7 +140,8 @@ class RollingSession:
             window_tokens: document tokens at most, as well or instead.
             policy: which stored tokens to recompute; see `rolling_kv.policies.POLICIES`.
             ratio: how many of them, 0 to 1.
-            conditioning: what a document's stored KV has seen: `isolated`, `instruction` or `window:k`.
+            conditioning: what a document's stored KV has seen: `isolated`, `instruction`, `window:k` or
+                `full`; without the deterministic contract also `stream:k`, `first-seen` or `write-back`.
             selection_layer: the layer (0-based, at least 1) at which deviations are taken.
             anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the
                 query over anchors (`qcfuse`), and how many of them, 0 to 1.
@@ -122,8 +149,17 @@ class RollingSession:
             namespace: keeps KV apart from that of other namespaces in the same store.
             ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
                 answers are the same.
-            deterministic: the answer must depend on the prompt alone. Every conditioning mode of this release
-                keeps to that, so both values give the same answers.
+            deterministic: answers depend on the prompt alone. Settings that break that are refused.
+            positions: where a model has sliding-window layers, `true` computes documents that lie further in
+                than the window a window away from the instruction, as these layers see them; `packed` always
+                right behind it.
+            fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
+            preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
+                `wait`: a call computes what is missing, so that every answer is full prefill's.
+            eviction: `oldest`, one at a time, or `batch:b`: the window grows by b - 1 documents and then
+                loses b. With conditioning `full` that is the exact alternative to reuse.
+            quota, ttl: bytes that a store folder keeps at most, and seconds after which unused KV goes.
+            memory_limit: bytes of KV kept in memory without a folder; 4 GiB by default.
             dtype, device: of the model, `auto` by default; see `load_engine`.
             progress: called with a stage and a fraction while a demo model is converted, once.
 
@@ -144,12 +180,21 @@ class RollingSession:
             namespace=namespace,
             ingest=ingest,
             deterministic=deterministic,
+            positions=positions,
+            fresh_tail=fresh_tail,
+            preroll=preroll,
+            eviction=eviction,
+            quota=quota,
+            ttl=ttl,
+            memory_limit=memory_limit,
         )
         if isinstance(model, str | Path):
             from rolling_kv.engine import load_engine
 
             model = load_engine(model, dtype=dtype, device=device, progress=progress)
-        opened = open_store(config.store)
+        opened = open_store(
+            config.store, quota=config.quota, ttl=config.ttl, memory_limit=config.memory_limit
+        )
         try:
             return cls(engine=model, store=opened, config=config)
         except BaseException:
@@ -158,6 +203,7 @@ class RollingSession:
 
     def close(self) -> None:
         """Ends the session; stored KV stays. Closing twice is harmless."""
+        self._background.stop()
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -209,15 +255,16 @@ class RollingSession:
         if ids is not None and len(ids) != len(texts):
             raise ConfigError(f"{len(texts)} texts and {len(ids)} ids; expected one id a text.")
         with self._open():
-            window = self._window
+            window, stream = self._window, self._stream
             added: list[tuple[Document, tuple[Document, ...]]] = []
             for index, text in enumerate(texts):
                 document = self._layout.document(text, document_id="", pinned=pinned)
                 name = window.unused_id(document.content_hash) if ids is None else ids[index]
                 document = replace(document, id=name)
+                document, stream = self._in_stream(document, stream)
                 window, evicted = window.append(document)
                 added.append((document, evicted))
-            report = self._adopt(window, progress=progress)
+            report = self._adopt(window, stream=stream, progress=progress)
         return [
             WindowChange(
                 document_id=document.id,
@@ -228,16 +275,29 @@ class RollingSession:
             for index, (document, evicted) in enumerate(added)
         ]
 
-    def evict(self, document_id: str) -> WindowChange:
-        """Takes a document out of the window, pinned or not. Its stored KV stays in the store."""
+    def evict(self, document_id: str, *, forget: bool = False) -> WindowChange:
+        """Takes a document out of the window, pinned or not.
+
+        Args:
+            forget: also removes its KV, and all KV that was conditioned on it, from memory and store; the
+                change says how much, and under which digest `rolling-kv store verify --forgotten` proves it.
+                Otherwise stored KV stays in the store.
+
+        Raises:
+            WindowError: it cannot be forgotten, because its text stands in the window a second time, or lives
+                on in documents that came after it (`stream:k`).
+        """
         with self._open():
             window, document = self._window.evict(document_id)
+            forgotten = self._forget(document, window) if forget else 0
             report = self._adopt(window)
         return WindowChange(
             document_id=document.id,
             evicted=(document.id,),
             computed=report.computed,
             degraded=tuple(report.degraded),
+            forgotten=forgotten,
+            digest=token_digest(document.token_ids) if forget else "",
         )
 
     def replace(self, document_id: str, text: str | Message) -> WindowChange:
@@ -245,8 +305,9 @@ class RollingSession:
         with self._open():
             old = self._window.documents[self._window.index_of(document_id)]
             document = self._layout.document(text, document_id=document_id, pinned=old.pinned)
+            document, stream = self._in_stream(document, self._stream)
             window, evicted = self._window.replace(document_id, document)
-            report = self._adopt(window)
+            report = self._adopt(window, stream=stream)
         return WindowChange(
             document_id=document_id,
             evicted=tuple(one.id for one in evicted),
@@ -272,124 +333,106 @@ class RollingSession:
         """The exact prompt, so that it can be checked against another engine."""
         return self.prompt(query, answer_prefix=answer_prefix).token_ids
 
-    def next_token_logits(
-        self,
-        query: str | Message,
-        *,
-        answer_prefix: str = "",
-        policy: str | None = None,
-        ratio: float | None = None,
-    ) -> torch.Tensor:
+    def next_token_logits(self, query: str | Message, **options: Unpack[PrefillOptions]) -> torch.Tensor:
         """The first token's logits, [vocabulary], float32, without decoding."""
         with self._open():
-            plan = self._plan(query, answer_prefix, room=1)
-            prefilled, report = self._prefill(
-                plan, policy=self._policy(policy), ratio=self._ratio(ratio), room=1
-            )
-            self._unreported += report.degraded
-            return prefilled.logits
+            account = self._prefill(query, options, room=1)
+            self._unreported += account.report.degraded
+            return account.prefilled.logits
 
-    def ask(
-        self,
-        query: str | Message,
-        *,
-        max_new_tokens: int = 64,
-        answer_prefix: str = "",
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        guide: Guide | None = None,
-        policy: str | None = None,
-        ratio: float | None = None,
-    ) -> Answer:
+    def score(
+        self, query: str | Message, token_ids: Sequence[int], **options: Unpack[PrefillOptions]
+    ) -> Continuation:
+        """What the model makes of a given continuation, such as a reference answer (teacher forcing).
+
+        Args:
+            token_ids: of the continuation.
+        """
+        import torch
+
+        with self._open():
+            account = self._prefill(query, options, room=max(1, len(token_ids)))
+            logits = account.prefilled.logits[None]
+            if len(token_ids):
+                logits = torch.cat((logits, account.prefilled.follow(token_ids)))
+        return Continuation(
+            logits=logits,
+            usage=account.usage(output=len(token_ids)),
+            timing=account.timing(first_token=0.0),
+            trace=account.trace(),
+        )
+
+    def ask(self, query: str | Message, **options: Unpack[AskOptions]) -> Answer:
         """Answers a query over the window.
 
         Args:
             query: stands after the documents.
-            max_new_tokens: the answer's tokens at most.
-            answer_prefix: the answer begins with this text, which counts as prompt.
-            stop: strings that end the answer and are not part of it.
-            temperature, top_k, top_p, seed: sampling; greedy at temperature 0.
-            guide: keeps the answer to a form; see `rolling_kv.engine.decode.Guide`.
-            policy, ratio: instead of the session's, for this call; `full-prefill` gives the reference answer.
+            options: see `AskOptions` and `PrefillOptions`.
 
         Raises:
-            PromptTooLongError: the model has fewer positions. ConfigError: an argument is not as expected.
+            PromptTooLongError: the model has fewer positions. ConfigError: an option is not as expected.
         """
-        stream = self.stream(
-            query,
-            max_new_tokens=max_new_tokens,
-            answer_prefix=answer_prefix,
-            stop=stop,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            guide=guide,
-            policy=policy,
-            ratio=ratio,
-        )
-        for _ in stream:
-            pass
-        return stream.answer
+        return self.stream(query, **options).answer
 
-    def stream(
-        self,
-        query: str | Message,
-        *,
-        max_new_tokens: int = 64,
-        answer_prefix: str = "",
-        stop: Sequence[str] = (),
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        guide: Guide | None = None,
-        policy: str | None = None,
-        ratio: float | None = None,
-    ) -> AnswerStream:
+    def stream(self, query: str | Message, **options: Unpack[AskOptions]) -> AnswerStream:
         """Like `ask`, piece by piece: iterate over the pieces of text, then read `.answer`.
 
         The prompt is fixed and prefilled by this call; appending while the stream is read does not change it.
         """
-        from rolling_kv.engine.decode import Decoding, Sampling
+        from rolling_kv.engine.decode import Decoding, decoding_settings
 
-        if isinstance(stop, str):
-            stop = (stop,)
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; expected at least 1.")
+        settings, prefill_options = decoding_settings(options)
         with self._open():
-            started = self.clock()
-            chosen = self._policy(policy)
-            plan = self._plan(query, answer_prefix, room=max_new_tokens)
-            prefilled, report = self._prefill(
-                plan, policy=chosen, ratio=self._ratio(ratio), room=max_new_tokens
-            )
-            report.degraded, self._unreported = self._unreported + report.degraded, []
-            ready = self.clock()
+            account = self._prefill(query, prefill_options, room=settings.max_new_tokens)
+            account.report.degraded, self._unreported = self._unreported + account.report.degraded, []
+        prefilled = account.prefilled
         decoding = Decoding(
             prefilled.logits,
-            step=prefilled.step,
+            step=lambda token_id: prefilled.follow([token_id])[-1],
             tokenizer=self.engine.tokenizer,
-            sampling=sampling,
             eos_ids=self.engine.eos_ids,
-            stop=stop,
-            max_new_tokens=max_new_tokens,
-            guide=guide,
+            settings=settings,
             clock=self.clock,
         )
-        return AnswerStream(
-            decoding,
-            plan=plan if chosen.reuses else Plan(prompt=plan.prompt, stored=()),
-            prefilled=prefilled,
-            report=report,
-            started=started,
-            ready=ready,
-            clock=self.clock,
-        )
+        return AnswerStream(decoding, account=account, answered=self._answered)
+
+    def preroll(self, *, progress: Progress | None = None) -> PrerollReport:
+        """Prefills the predicted next window exactly, and returns when that is done.
+
+        What it predicts is today's window without what the next append evicts. A session opened with
+        `preroll="auto"` or `"wait"` does this in the background after every answer.
+
+        Raises:
+            ConfigError: the session was opened with `preroll="off"`, so that no call would use it.
+        """
+        if self.config.preroll == "off":
+            raise ConfigError(
+                "The session was opened with preroll='off', so no call would use a pre-roll. Open it with "
+                "preroll='wait', or with preroll='auto' and deterministic=False."
+            )
+        computed = 0
+        with self._open():
+            chain = self._predicted_chain()
+            for done in range(len(chain)):
+                if progress is not None:
+                    progress(done, len(chain))
+                computed += self._ingestor.extend_chain(chain)
+            if progress is not None:
+                progress(len(chain), len(chain))
+            return PrerollReport(segments=self._ingestor.chained(chain), of=len(chain), computed=computed)
+
+    def provenance(self) -> list[Provenance]:
+        """What the KV of every segment of the window was computed from, in prompt order."""
+        with self._open():
+            plan = self._planner.plan(self._layout.prompt(self._window.documents, None))
+            return provenance_of(
+                plan,
+                conditioning=self.config.conditioning,
+                identity=self.engine.identity,
+                namespace=self.config.namespace,
+                store=self._store,
+                history=self._history,
+            )
 
     def check_integrity(self) -> list[str]:
         """What does not hold of window and store (empty when all does); reads every stored payload."""
@@ -397,92 +440,115 @@ class RollingSession:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with self._lock:
+        with self._counting:
+            self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            with self._counting:
+                self._waiting -= 1
+        try:
             if self._closed:
                 raise SessionClosedError(
                     "The session is closed. Open a new one; stored KV is still in its store."
                 )
             yield
+        finally:
+            self._lock.release()
 
-    def _adopt(self, window: Window, *, progress: Progress | None = None) -> IngestReport:
+    def _in_stream(
+        self, document: Document, stream: tuple[tuple[int, ...], ...]
+    ) -> tuple[Document, tuple[tuple[int, ...], ...]]:
+        """The document with what came before it, and the stream with the document, as far as it matters."""
+        neighbours = self._conditioning.neighbours
+        if not self._conditioning.stream or neighbours is None:
+            return document, stream
+        return replace(document, stream=stream), (*stream, document.token_ids)[-neighbours:]
+
+    def _forget(self, document: Document, left: Window) -> int:
+        if self._conditioning.stream:
+            raise WindowError(
+                f"{document.id!r} cannot be forgotten under conditioning {self.config.conditioning!r}: its "
+                "text lives on in the KV of the documents after it. Use window:k, or leave out forget=True."
+            )
+        twin = next((one.id for one in left.documents if one.token_ids == document.token_ids), None)
+        if twin is not None:
+            raise WindowError(
+                f"{document.id!r} cannot be forgotten while {twin!r} with the same text is in the window. "
+                "Evict that one first."
+            )
+        self._window = left  # whatever comes, what is forgotten is not asked about again
+        self._ingestor.forget()
+        forgotten = self._store.forget(self.config.namespace, token_digest(document.token_ids))
+        if self._history is not None:
+            forgotten += self._history.forget(self._planner.chain([document.token_ids])[0].key)
+        return forgotten
+
+    def _adopt(
+        self,
+        window: Window,
+        *,
+        stream: tuple[tuple[int, ...], ...] | None = None,
+        progress: Progress | None = None,
+    ) -> IngestReport:
         """Makes `window` the session's, once its KV is stored (eager) or at once (lazy)."""
         report = IngestReport()
         if self.config.ingest == "eager":
-            plan = self._planned(self._layout.prompt(window.documents, None))
-            _, report = self._ingestor.ensure(plan.stored, progress=progress)
-            needs = self._policy(None).needs
-            if needs is not None and needs.signal == "anchors":
-                self._anchors(plan, report)
+            prompt = self._layout.prompt(window.documents, None)
+            self._require_positions(prompt, room=1)
+            report = self._prefiller.ingest(self._planner.plan(prompt), progress=progress)
             self._unreported += report.degraded
         self._window = window
+        self._stream = self._stream if stream is None else stream
         return report
 
-    def _planned(self, prompt: Prompt) -> Plan:
-        return make_plan(prompt, conditioning=self._conditioning, lineage_of=self._lineage_of)
-
-    def _lineage_of(self, path: Sequence[Sequence[int]]) -> Lineage:
-        return make_lineage(self.engine.identity, namespace=self.config.namespace, path=path)
-
-    def _plan(self, query: str | Message, answer_prefix: str, *, room: int) -> Plan:
-        prompt = self.prompt(query, answer_prefix=answer_prefix)
-        require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)
-        return self._planned(prompt)
-
-    def _prefill(
-        self, plan: Plan, *, policy: Policy, ratio: float, room: int
-    ) -> tuple[Prefilled, IngestReport]:
-        from rolling_kv.call import full_prefill, fused_prefill
-
-        if not policy.reuses:
-            prefilled = full_prefill(plan, engine=self.engine, policy=policy, clock=self.clock)
-            return prefilled, IngestReport()
-        kv, report = self._ingestor.ensure(plan.stored)
-        signals = self._signals(plan, kv, policy=policy, report=report)
-        prefilled = fused_prefill(
-            plan,
-            kv,
-            engine=self.engine,
-            policy=policy,
-            ratio=ratio,
-            signals=signals,
-            room=room,
+    def _prefill(self, query: str | Message, options: PrefillOptions, *, room: int) -> Account:
+        started = self.clock()
+        settings = prefill_settings(self.config, options, layers=self.engine.layers)
+        prompt = self.prompt(query, answer_prefix=settings.answer_prefix)
+        self._require_positions(prompt, room=room)
+        reuses = settings.policy.reuses
+        plan = self._planner.plan(prompt) if reuses else Plan(prompt=prompt, stored=())
+        labelled = self._layout.labelled(self.documents, prompt, settings.labels)
+        prefilled, report = self._prefiller.prefill(plan, settings, labelled=labelled, room=room)
+        ready = self.clock()
+        if self._history is not None and prefilled.segment_kv is not None:
+            self._history.take(plan, self._planner.fused_keys(prompt), prefilled.segment_kv)
+        return Account(
+            plan=plan,
+            prefilled=prefilled,
+            report=report,
+            started=started,
+            ready=ready,
             clock=self.clock,
         )
-        return prefilled, report
 
-    def _signals(
-        self, plan: Plan, kv: Sequence[SegmentKV], *, policy: Policy, report: IngestReport
-    ) -> Signals:
-        """How the score that `policy` needs is computed; says in `report` when layers had to be guessed."""
-        import torch
+    def _predicted_chain(self) -> list[Lineage]:
+        prompt = self._layout.prompt(self._window.next_after_append(), None)
+        return self._planner.chain([segment.token_ids for segment in prompt.segments])
 
-        from rolling_kv.engine.stitch import PlacedKV
-        from rolling_kv.signals import Signals
+    def _preroll_step(self) -> bool:
+        """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
+        from rolling_kv.engine.host import PassInterrupted
 
-        anchors: list[PlacedKV] = []
-        if policy.needs is not None and policy.needs.signal == "anchors":
-            chosen = self._anchors(plan, report)
-            anchors = [
-                PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
-                for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
-            ]
-        critical = self.engine.critical_layers
-        if critical.guessed and policy.needs is not None and policy.needs.layers == "critical":
-            report.degraded.append(
-                f"The critical layers of {self.engine.name!r} were never measured; {policy.name} used "
-                f"the layers {', '.join(map(str, critical.layers))}, {critical.source}."
-            )
-        return Signals(
-            selection_layer=self.config.selection_layer, critical_layers=critical.layers, anchors=anchors
-        )
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                computed = self._ingestor.extend_chain(
+                    self._predicted_chain(),
+                    interrupted=lambda: self._waiting > 0 or self._background.stopping,
+                )
+            except PassInterrupted:
+                return True
+            except Exception as error:  # a thread of its own has nobody to tell but the next answer
+                self._unreported.append(f"The pre-roll failed: {type(error).__name__}: {error}")
+                return False
+        return computed > 0
 
-    def _anchors(self, plan: Plan, report: IngestReport) -> list[tuple[int, ...]]:
-        return self._ingestor.anchors(
-            plan.stored, rule=self.config.anchor_rule, ratio=self.config.anchor_ratio, report=report
-        )
+    def _answered(self) -> None:
+        if self.config.preroll != "off":
+            self._background.start()
 
-    def _policy(self, name: str | None) -> Policy:
-        return POLICIES.create(self.config.policy if name is None else name)
-
-    def _ratio(self, ratio: float | None) -> float:
-        return self.config.ratio if ratio is None else require_ratio(ratio)
+    def _require_positions(self, prompt: Prompt, *, room: int) -> None:
+        require_positions(prompt, room=room, positions=self.engine.max_positions, model=self.engine.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +10,11 @@ import torch
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.probe import probe_anchors, probe_context, probe_query_only
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
+from rolling_kv.errors import NumericsError
 from rolling_kv.plan import Plan
 from rolling_kv.policies.base import Need
 
-# CacheBlend narrows its candidates over the first layers: (candidates a selected token, layer they run to).
+# CacheBlend narrows its candidates over the first layers: (candidates a selected token, layers further down).
 _GRADUAL = ((4, 1), (2, 2), (1.5, 3))
 
 
@@ -23,63 +24,124 @@ class Signals:
 
     Args:
         selection_layer: where deviations are taken, 0-based.
-        critical_layers: whose attention localises, 0-based.
-        anchors: the anchor tokens of every stored segment, when the policy needs them, at request positions.
+        anchors: gives the anchor tokens of every stored segment, at request positions.
+        degraded: takes what could not be done as asked.
     """
 
+    engine: TransformersHost
+    plan: Plan
     selection_layer: int
-    critical_layers: tuple[int, ...]
-    anchors: Sequence[PlacedKV] = ()
+    anchors: Callable[[], Sequence[PlacedKV]]
+    degraded: Callable[[str], None]
 
-    def score(
-        self, need: Need, plan: Plan, *, engine: TransformersHost, stitched: StitchedKV, k: int
-    ) -> torch.Tensor:
-        """The score of every reusable token, [N], float32."""
-        if need.signal == "deviation":
-            rows = torch.arange(plan.prefix, len(plan.prompt))
-            every = engine.deviations(stitched, plan.prompt.token_ids, rows=rows, layer=self.selection_layer)
-            return every[: plan.reusable_tokens]
-        if need.signal == "gradual-deviation":
-            return self._gradual(plan, engine=engine, stitched=stitched, k=k)
-        start = plan.query_start
-        query_ids = plan.prompt.token_ids[start:]
-        layers = self._layers(need, engine)
-        if need.signal == "query-only":
-            mass = probe_query_only(engine, stitched, query_ids, start=start, layers=layers)
-        elif need.signal == "context":
-            mass = probe_context(engine, stitched, query_ids, start=start, layers=layers)
-        else:
-            mass = probe_anchors(
-                engine, stitched, query_ids, start=start, layers=layers, anchors=self.anchors
+    def score(self, need: Need, *, stitched: StitchedKV, k: int) -> torch.Tensor:
+        """The score of every reusable token, [N], float32, on the CPU.
+
+        Raises:
+            NumericsError: a score is not a number.
+        """
+        score = self._score(need, stitched=stitched, k=k).cpu()
+        if bool(score.isnan().any()):
+            raise NumericsError(
+                f"The model {self.engine.name!r} in {self.engine.identity.dtype} gave scores that are not "
+                f"numbers ({need.signal}). Open it with dtype='float32' or 'bfloat16'."
             )
-        return mass[plan.prefix :]
+        return score
 
-    def _layers(self, need: Need, engine: TransformersHost) -> tuple[int, ...]:
+    def deviations(self, stitched: StitchedKV) -> torch.Tensor:
+        """d_i of every reusable token at the selection layer, [N], float32."""
+        rows = torch.arange(self.plan.prefix, len(self.plan.prompt))
+        every = self.engine.deviations(
+            stitched, self.plan.prompt.token_ids, rows=rows, layer=self.selection_layer
+        )
+        return every[torch.tensor(self.plan.reusable_positions, device=every.device) - self.plan.prefix]
+
+    def _score(self, need: Need, *, stitched: StitchedKV, k: int) -> torch.Tensor:
+        if need.signal == "deviation":
+            return self.deviations(stitched)
+        if need.signal == "gradual-deviation":
+            return self._gradual(stitched, k=k)
+        if need.signal == "sink-deviation":
+            return self._sinks(stitched)
+        start, layers = self.plan.query_start, self._layers(need)
+        query_ids = self.plan.prompt.token_ids[start:]
+        self._fill_uncached(stitched, last_layer=max(layers))
+        if need.signal == "query-only":
+            mass = probe_query_only(self.engine, stitched, query_ids, start=start, layers=layers)
+        elif need.signal == "context":
+            mass = probe_context(self.engine, stitched, query_ids, start=start, layers=layers)
+        else:
+            anchors = self.anchors()
+            mass = probe_anchors(
+                self.engine, stitched, query_ids, start=start, layers=layers, anchors=anchors
+            )
+        return mass.sum(0)[torch.tensor(self.plan.reusable_positions, device=mass.device)]
+
+    def _fill_uncached(self, stitched: StitchedKV, *, last_layer: int) -> None:
+        """Computes documents without stored KV over the stitched context, for a query to find their keys."""
+        plan = self.plan
+        uncached = [position for position in plan.computed_positions if position < plan.query_start]
+        if uncached:
+            rows = torch.tensor(uncached, device=self.engine.device)
+            ids = [plan.prompt.token_ids[position] for position in uncached]
+            self.engine.run(ids, rows=rows, stitched=stitched, stop=plan.query_start, last_layer=last_layer)
+
+    def _layers(self, need: Need) -> tuple[int, ...]:
         if need.layers == "last":
-            return (engine.layers - 1,)
-        return tuple(range(engine.layers)) if need.layers == "all" else self.critical_layers
+            return (self.engine.layers - 1,)
+        if need.layers == "all":
+            return tuple(range(self.engine.layers))
+        traits = self.engine.traits
+        if traits.critical_guessed:
+            self.degraded(
+                f"The critical layers of {self.engine.name!r} were never measured; the layers "
+                f"{', '.join(map(str, traits.critical_layers))} were {traits.critical_source}. Measure them "
+                "with `rolling-kv profile`."
+            )
+        return traits.critical_layers
 
-    def _gradual(self, plan: Plan, *, engine: TransformersHost, stitched: StitchedKV, k: int) -> torch.Tensor:
+    def _gradual(self, stitched: StitchedKV, *, k: int) -> torch.Tensor:
         """Deviations of ever fewer candidates at ever deeper layers; -inf for those that dropped out.
 
-        The query runs along at every stage, as it does when the selection is recomputed (Yao et al., 2025,
-        section 4.3, with the first stage over all tokens).
+        Uncached tokens run along at every stage, as they do when the selection is recomputed (Yao et al.,
+        2025, section 4.3, with the first stage over all tokens).
         """
-        tokens = plan.reusable_tokens
-        query = torch.arange(plan.query_start, len(plan.prompt))
+        tokens = self.plan.reusable_tokens
         candidates = torch.arange(tokens)
-        stages = [(float("inf"), self.selection_layer)]
-        stages += [(share, self.selection_layer + layer) for share, layer in _GRADUAL]
-        score = torch.full((tokens,), float("-inf"))
-        for share, layer in stages:
-            keep = min(len(candidates), tokens if share == float("inf") else int(share * k))
-            if keep < len(candidates):
-                order = torch.sort(score[candidates], descending=True, stable=True).indices[:keep]
-                candidates = candidates[order].sort().values
-            rows = torch.cat((candidates + plan.prefix, query))
-            deviation = engine.deviations(
-                stitched, plan.prompt.token_ids, rows=rows, layer=min(layer, engine.layers - 1)
+        score = self.deviations(stitched).cpu()
+        for share, further in _GRADUAL:
+            layer = self.selection_layer + further
+            if layer >= self.engine.layers:
+                break
+            keep = min(len(candidates), int(share * k))
+            order = torch.sort(score[candidates], descending=True, stable=True).indices[:keep]
+            candidates = candidates[order].sort().values
+            score = self._deviations_of(candidates, stitched=stitched, layer=layer)
+        return score
+
+    def _sinks(self, stitched: StitchedKV) -> torch.Tensor:
+        """d_i at the sink layer of the tokens that become sinks, -inf for all others."""
+        traits = self.engine.traits
+        if traits.sink_layer is None:
+            self.degraded(
+                f"No sink tokens of {self.engine.name!r} are known ({traits.sink_source}), so none were "
+                "repaired and the whole budget went to the wrapped policy."
             )
-            score = torch.full((tokens,), float("-inf"))
-            score[candidates] = deviation[: len(candidates)].cpu()
+            return torch.full((self.plan.reusable_tokens,), float("-inf"))
+        ids = self.plan.prompt.token_ids
+        candidates = [
+            index
+            for index, position in enumerate(self.plan.reusable_positions)
+            if ids[position] in traits.sink_token_ids
+        ]
+        return self._deviations_of(torch.tensor(candidates), stitched=stitched, layer=traits.sink_layer)
+
+    def _deviations_of(self, candidates: torch.Tensor, *, stitched: StitchedKV, layer: int) -> torch.Tensor:
+        """d_i of the `candidates` (ascending), which run with the uncached tokens; -inf for others."""
+        plan = self.plan
+        wanted = torch.tensor(plan.reusable_positions)[candidates.long()]
+        rows = torch.cat((wanted, torch.tensor(plan.computed_positions))).sort().values
+        deviation = self.engine.deviations(stitched, plan.prompt.token_ids, rows=rows, layer=layer).cpu()
+        score = torch.full((plan.reusable_tokens,), float("-inf"))
+        score[candidates.long()] = deviation[torch.isin(rows, wanted)]
         return score

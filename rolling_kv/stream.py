@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from rolling_kv.answer import Answer, Timing, Trace, Usage
-from rolling_kv.ingest import IngestReport
-from rolling_kv.plan import Plan
+from rolling_kv.account import Account
+from rolling_kv.answer import Answer
+from rolling_kv.errors import AnswerUnfinishedError
 
 if TYPE_CHECKING:
-    from rolling_kv.call import Prefilled
     from rolling_kv.engine.decode import Decoding
 
 
@@ -20,27 +17,16 @@ class AnswerStream:
     """Iterate over it once for the pieces of text; `answer` is there when it has ended.
 
     Reading `answer` earlier decodes what is left first.
+
+    Args:
+        answered: called when the answer is there.
     """
 
-    def __init__(
-        self,
-        decoding: Decoding,
-        *,
-        plan: Plan,
-        prefilled: Prefilled,
-        report: IngestReport,
-        started: float,
-        ready: float,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, decoding: Decoding, *, account: Account, answered: Callable[[], None]) -> None:
         self._decoding = decoding
+        self._account = account
+        self._answered = answered
         self._pieces = self._run()
-        self._plan = plan
-        self._prefilled = prefilled
-        self._report = report
-        self._started = started
-        self._ready = ready
-        self._clock = clock
         self._answer: Answer | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -51,44 +37,30 @@ class AnswerStream:
 
     @property
     def answer(self) -> Answer:
+        """The whole answer.
+
+        Raises:
+            AnswerUnfinishedError: decoding failed, or the stream was closed, before its end.
+        """
         for _ in self._pieces:
             pass
-        assert self._answer is not None, "the answer is made when the pieces end"
+        if self._answer is None:
+            raise AnswerUnfinishedError(
+                f"The answer ended early, after {len(self._decoding.token_ids)} tokens, because decoding "
+                "failed or its stream was closed. Ask again; the window is as it was."
+            )
         return self._answer
 
     def _run(self) -> Iterator[str]:
         yield from self._decoding
-        self._answer = self._finished()
-
-    def _finished(self) -> Answer:
-        decoding, prefilled, report = self._decoding, self._prefilled, self._report
-        return Answer(
+        decoding, account = self._decoding, self._account
+        timing = account.timing(first_token=decoding.first_token_seconds)
+        self._answer = Answer(
             text=decoding.text,
             token_ids=tuple(decoding.token_ids),
             finish_reason=decoding.finish_reason,
-            usage=Usage(
-                prompt_tokens=len(self._plan.prompt),
-                prefix=prefilled.prefix,
-                reused=prefilled.reused,
-                recomputed=len(prefilled.selected),
-                computed=prefilled.computed,
-                output=len(decoding.token_ids),
-                ingested=report.computed,
-                degraded=tuple(report.degraded),
-            ),
-            timing=Timing(
-                ingest=report.seconds,
-                load=prefilled.load,
-                select=prefilled.select,
-                fuse=prefilled.fuse,
-                first_token=decoding.first_token_seconds,
-                ttft=self._ready - self._started + decoding.first_token_seconds,
-                total=self._clock() - self._started,
-            ),
-            trace=Trace(
-                lineages=tuple(part.lineage.key for part in self._plan.stored),
-                selected=prefilled.selected,
-                selection=prefilled.stats,
-                logits_fingerprint=xxhash.xxh3_128_hexdigest(prefilled.logits.cpu().numpy().tobytes()),
-            ),
+            usage=account.usage(output=len(decoding.token_ids)),
+            timing=timing,
+            trace=account.trace(),
         )
+        self._answered()

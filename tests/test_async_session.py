@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -47,3 +48,11 @@ def test_calls_at_once_take_turns(llama_engine: TransformersHost) -> None:
             return len(session.documents)
 
     assert asyncio.run(run()) == 7
+
+
+def test_every_method_of_the_session_is_there() -> None:
+    """With the same parameters, so that nothing is lost when an agent becomes asynchronous."""
+    for name, method in inspect.getmembers(RollingSession, inspect.isfunction):
+        if not name.startswith("_"):
+            own = inspect.signature(getattr(AsyncRollingSession, name))
+            assert list(own.parameters) == list(inspect.signature(method).parameters), name

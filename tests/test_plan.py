@@ -30,8 +30,8 @@ def prompt(lengths: Sequence[tuple[str, int]]) -> Prompt:
     return Prompt(segments=tuple(segments))
 
 
-def lineage_of(path: Sequence[Sequence[int]]) -> Lineage:
-    return make_lineage(IDENTITY, namespace="n", path=path)
+def lineage_of(path: Sequence[Sequence[int]], *, gap: int = 0) -> Lineage:
+    return make_lineage(IDENTITY, namespace="n", path=path, gap=gap)
 
 
 lengths = st.integers(1, 4)

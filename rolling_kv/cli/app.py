@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from rolling_kv.cli.ask import ask
+from rolling_kv.cli.bench import app as bench_app
 from rolling_kv.cli.demo import demo
 from rolling_kv.cli.doctor import doctor
+from rolling_kv.cli.profile import profile
 from rolling_kv.cli.store import app as store_app
 
 app = typer.Typer(
@@ -19,4 +21,6 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(ask)
 app.command()(doctor)
+app.command()(profile)
+app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -123,7 +124,7 @@ def read_documents(sources: list[str], *, lines: bool) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for source in sources:
         if source == "-":
-            found += _split("stdin", sys.stdin.read(), lines=lines)
+            found += _split("stdin", _read_stdin(), lines=lines)
             continue
         path = Path(source).expanduser()
         if path.is_dir():
@@ -142,6 +143,15 @@ def read_documents(sources: list[str], *, lines: bool) -> list[tuple[str, str]]:
             ".txt or .md files, or - for standard input."
         )
     return _unique(found)
+
+
+def _read_stdin() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # whatever the locale is
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Standard input is not UTF-8 text ({error}). Convert it first.") from error
 
 
 def _read(path: Path) -> str:

@@ -7,12 +7,13 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from packaging.requirements import Requirement
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,6 +22,8 @@ from rolling_kv.cli.output import print_json, results
 from rolling_kv.errors import RollingKVError
 
 Status = Literal["ok", "missing", "failed"]
+
+_EXTRAS = {"langchain": "LangChain agents", "sglang": "servers", "plots": "plots of measurements"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,12 @@ def examine(store: Path | None) -> Iterator[Finding]:
     yield Finding(
         "python", "ok" if sys.version_info >= (3, 11) else "failed", platform.python_version(), True
     )
-    for package in ("torch", "transformers", "safetensors", "pydantic", "sqlite-utils", "xxhash"):
-        yield _package(package, needed=True, advice=f"pip install {package}")
-    yield _package(
-        "triton", needed=False, advice="comes with torch for GPUs; the torch kernels run without it"
-    )
-    yield _package(
-        "langchain-core",
-        needed=False,
-        advice="only for LangChain agents: pip install 'rolling-kv[langchain]'",
-    )
-    yield _package("sglang", needed=False, advice="only for servers: pip install 'rolling-kv[sglang]'")
+    yield from _requirements()
+    if _installed("triton") is None:
+        advice = "comes with torch for GPUs; the torch kernels run without it"
+        yield Finding("triton", "missing", "not installed", False, advice)
+    else:
+        yield Finding("triton", "ok", _installed("triton") or "", False)
     yield from _guarded("device", _device)
     yield Finding("kernels", "ok", "torch (reference and CPU path)", True)
     yield from _demo_models()
@@ -76,11 +74,46 @@ def examine(store: Path | None) -> Iterator[Finding]:
         yield from _guarded("store", lambda: _store(store))
 
 
-def _package(name: str, *, needed: bool, advice: str) -> Finding:
+def _requirements() -> Iterator[Finding]:
+    """What the installed distribution declares: the packages that it needs, and those of its extras."""
     try:
-        return Finding(name, "ok", version(name), needed)
+        declared = [Requirement(text) for text in requires("rolling-kv") or []]
     except PackageNotFoundError:
-        return Finding(name, "missing", "not installed", needed, advice)
+        yield Finding("rolling-kv", "missing", "not installed", True, "pip install rolling-kv")
+        return
+    for requirement in declared:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _package(requirement, needed=True, advice=f"pip install '{_bare(requirement)}'")
+    for extra, use in _EXTRAS.items():
+        for requirement in declared:
+            marker = requirement.marker
+            if (
+                marker is not None
+                and not marker.evaluate({"extra": ""})
+                and marker.evaluate({"extra": extra})
+            ):
+                advice = f"only for {use}: pip install 'rolling-kv[{extra}]'"
+                yield _package(requirement, needed=False, advice=advice)
+
+
+def _package(requirement: Requirement, *, needed: bool, advice: str) -> Finding:
+    found = _installed(requirement.name)
+    if found is None:
+        return Finding(requirement.name, "missing", "not installed", needed, advice)
+    if not requirement.specifier.contains(found, prereleases=True):
+        return Finding(requirement.name, "failed", f"{found}, needs {requirement.specifier}", needed, advice)
+    return Finding(requirement.name, "ok", found, needed)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _bare(requirement: Requirement) -> str:
+    return f"{requirement.name}{requirement.specifier}"
 
 
 def _guarded(name: str, check: Callable[[], Finding]) -> Iterator[Finding]:
@@ -136,23 +169,25 @@ def _writable(name: str, folder: Path) -> Finding:
 
 
 def _store(folder: Path) -> Finding:
-    from rolling_kv.store import open_store
+    """Looks into a store and makes none: that is for the first session to do."""
+    from rolling_kv.store.disk import DiskStore
 
-    if not folder.expanduser().exists():
-        return _writable("store", folder.expanduser())
-    store = open_store(folder)
+    place = folder.expanduser()
+    if place.exists() and not place.is_dir():
+        return Finding("store", "failed", f"{folder} is not a folder", True, "pass --store a folder")
+    room = _writable("store", place)
+    if not (place / "index.sqlite").exists():
+        if (place / "segments").exists():
+            advice = "run `rolling-kv store rebuild` on the folder"
+            return Finding("store", "failed", f"{folder} has KV and no index", True, advice)
+        return replace(room, detail=f"{room.detail}; no store yet")
+    store = DiskStore(place, read_only=True)
     try:
         problems = store.check_integrity()
         if problems:
-            shown = "; ".join(problems[:3])
-            return Finding(
-                "store",
-                "failed",
-                shown,
-                True,
-                "damaged KV is quarantined and computed again when it is needed",
-            )
-        return Finding("store", "ok", f"{folder}, {len(store)} segments, all whole", True)
+            advice = "damaged KV is quarantined and computed again when it is needed"
+            return Finding("store", "failed", "; ".join(problems[:3]), True, advice)
+        return replace(room, detail=f"{room.detail}; {len(store)} segments, all whole")
     finally:
         store.close()
 

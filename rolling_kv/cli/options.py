@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -19,8 +20,11 @@ RatioOption = Annotated[float, typer.Option("--ratio", help="How many of them, f
 ConditioningOption = Annotated[
     str,
     typer.Option(
-        "--conditioning", help="What stored KV has seen: isolated, instruction or window:<documents>."
+        "--conditioning", help="What stored KV has seen: isolated, instruction, window:<documents> or full."
     ),
+]
+DocumentsOption = Annotated[
+    str, typer.Option("--documents", help="Of a request: a number, or a range such as 16-32.")
 ]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16; auto is what is fast here.")
@@ -28,15 +32,38 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:<number>.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
+_ARGUMENTS = "|".join(
+    (
+        *("model", "policy", "ratio", "conditioning", "dtype", "device", "store", "namespace", "instruction"),
+        *("window", "window_tokens", "answer_prefix", "max_new_tokens", "stop", "temperature", "seed"),
+    )
+)
+
+
+def as_options(message: str) -> str:
+    """`message` with Python's arguments as this command line has them: `--window 3` for `window=3`.
+
+    A name is taken for an argument where it is followed by `=`, begins the message, or holds an underscore.
+    """
+    text = re.sub(rf"\b({_ARGUMENTS})=None\b", r"no --\1", message)
+    text = re.sub(rf"\b({_ARGUMENTS})=(['\"]?)([\w.:/-]+)\2", r"--\1 \3", text)
+    text = re.sub(rf"\b({_ARGUMENTS})=", r"--\1", text)
+    text = re.sub(rf"(^|: |; )({_ARGUMENTS})(?= (?:= |is '?[\d-]))", r"\1--\2", text)
+    text = re.sub(r"(?<!-)\b(window_tokens|answer_prefix|max_new_tokens)\b", r"--\1", text)
+    return re.sub(r"--(\w+)", lambda found: f"--{found[1].replace('_', '-')}", text)
+
+
 __all__ = [
     "DEFAULT_CONDITIONING",
     "DEFAULT_POLICY",
     "DEFAULT_RATIO",
     "ConditioningOption",
     "DeviceOption",
+    "DocumentsOption",
     "DtypeOption",
     "JsonOption",
     "ModelOption",
     "PolicyOption",
     "RatioOption",
+    "as_options",
 ]

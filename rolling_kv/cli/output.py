@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,11 @@ errors = Console(stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """One JSON document on standard output; lists of numbers on one line."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # In JSON a line break stands between values only, never in a string.
+    text = re.sub(r"\[\n\s+([\d\s,.eE+-]+?)\n\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    sys.stdout.write(text + "\n")
 
 
 @contextmanager

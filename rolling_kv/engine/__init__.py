@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rolling_kv.engine.progress import Progress
 
 if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
@@ -15,7 +16,7 @@ def load_engine(
     *,
     dtype: str = "auto",
     device: str = "auto",
-    progress: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> TransformersHost:
     """Loads a model to share between sessions (`RollingSession.open(model=engine)`).
 

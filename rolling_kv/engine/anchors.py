@@ -15,8 +15,7 @@ from rolling_kv.kv import SegmentKV
 
 AnchorRule = Literal["kvzip", "knorm", "sink"]
 
-DEFAULT_RULE: AnchorRule = "kvzip"
-DEFAULT_RATIO = 0.1
+ANCHOR_RULES: tuple[AnchorRule, ...] = ("kvzip", "knorm", "sink")
 
 _REPEAT = "\n\nRepeat the previous context exactly:\n"
 
@@ -31,15 +30,20 @@ def anchor_tokens(
         rule: `kvzip`: the most attention that each token gets while the model repeats the segment (Kim et
             al., 2025); `knorm`: the smallest key norms (Devoto et al., 2024); `sink`: the first tokens.
     """
-    count = math.ceil(ratio * len(kv))
-    scores = _scores(engine, context, kv, rule=rule)
+    return best_tokens(anchor_scores(engine, context, kv, rule=rule), ratio=ratio)
+
+
+def best_tokens(scores: torch.Tensor, *, ratio: float) -> tuple[int, ...]:
+    """Indices, ascending, of the ceil(ratio * tokens) largest of `scores` [tokens], earlier ones first."""
+    count = math.ceil(ratio * len(scores))
     best = torch.sort(scores, descending=True, stable=True).indices[:count]
     return tuple(best.sort().values.tolist())
 
 
-def _scores(
+def anchor_scores(
     engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule
 ) -> torch.Tensor:
+    """How much each token of a segment is worth as an anchor, [tokens], float32, on the CPU."""
     if rule == "sink":
         return -torch.arange(len(kv), dtype=torch.float32)
     if rule == "knorm":
@@ -50,12 +54,13 @@ def _scores(
 
 def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV) -> torch.Tensor:
     """Per token the largest attention from a repetition of the segment, averaged over layers."""
-    start, stop = kv.start, kv.start + len(kv)
     repeat = (*engine.tokenizer.encode(_REPEAT, special=False), *kv.token_ids)
     placed = [PlacedKV(kv=part, position=part.start) for part in (*context, kv)]
-    stitched = engine.stitch(placed, capacity=stop + len(repeat))
-    rows = torch.arange(stop, stop + len(repeat), device=engine.device)
-    positions = torch.arange(stop + len(repeat), device=engine.device)
+    seen = sum(len(part) for part in (*context, kv))
+    stitched = engine.stitch(placed, capacity=seen + len(repeat), packed=True)
+    first = kv.start + len(kv)
+    rows = torch.arange(first, first + len(repeat), device=engine.device)
+    positions = torch.cat((stitched.positions, rows))
     peaks = torch.zeros(len(kv), dtype=torch.float32, device=engine.device)
 
     def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
@@ -65,17 +70,19 @@ def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: 
                 stitched.layer(layer)[0],
                 rows=rows,
                 positions=positions,
-                context=stop,
+                context=seen,
                 scaling=scaling,
                 sliding_window=sliding_window,
-            )[start:]
+            )[seen - len(kv) :]
         )
 
     engine.run(
         repeat,
         rows=rows,
         stitched=stitched,
-        stop=stop + len(repeat),
+        stop=stitched.capacity,
+        slots=torch.arange(seen, stitched.capacity, device=engine.device),
+        positions=positions,
         on_query=look,
         last_layer=engine.layers - 1,
     )

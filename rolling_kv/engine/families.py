@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rolling_kv.errors import UnsupportedModelError
 
 SUPPORTED_FAMILIES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
@@ -18,3 +20,10 @@ def require_supported(model_type: str, *, name: str) -> None:
             f"The model {name!r} is of the family {model_type!r}, which is not supported. "
             f"Supported families: {', '.join(SUPPORTED_FAMILIES)}. Open a model of one of them."
         )
+
+
+def sliding_window_of(config: Any) -> int | None:
+    """How far back the model's sliding layers see, in tokens; None when it has no such layers."""
+    kinds = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if not kinds or "sliding_attention" in kinds else None

@@ -15,8 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-Progress = Callable[[str, float], None]
-"""Called with what is being done now and the share of the whole conversion done, 0 to 1."""
+from rolling_kv.engine.progress import Progress, no_progress
 
 _LONG_ARRAY = 1024  # elements; shorter metadata arrays can be settings, longer ones are vocabularies
 _PATCH_LOCK = threading.Lock()
@@ -32,7 +31,7 @@ def convert_gguf(source: Path, target: Path, *, progress: Progress | None = None
 
     Holds the dequantised model in memory: two bytes a parameter, and a little more for its largest tensor.
     """
-    report = progress or _no_progress
+    report = progress or no_progress
     report("importing transformers", 0.0)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -58,10 +57,6 @@ def convert_gguf(source: Path, target: Path, *, progress: Progress | None = None
         model.hf_quantizer = None
         model.save_pretrained(target)
     report("done", 1.0)
-
-
-def _no_progress(stage: str, fraction: float) -> None:
-    """Take no notice."""
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
@@ -12,13 +13,20 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
-from rolling_kv.engine.critical import critical_layers
-from rolling_kv.engine.families import require_supported
+from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
+from rolling_kv.engine.profiles import read_profile
 from rolling_kv.engine.rope import rope_of
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
 from rolling_kv.engine.tokenizer import ModelTokenizer
+from rolling_kv.engine.traits import traits_of
 from rolling_kv.kv import ModelIdentity, SegmentKV
+
+Clock = Callable[[], float]
+
+
+class PassInterrupted(Exception):
+    """A pass was given up because somebody waits for the model; nothing of it is kept."""
 
 
 class _LayerReached(Exception):
@@ -35,6 +43,7 @@ class TransformersHost:
 
     Raises:
         UnsupportedModelError: its family, rope, heads or tokenizer is not supported.
+        ProfileError: its stored profile is damaged.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str) -> None:
@@ -48,9 +57,9 @@ class TransformersHost:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.max_positions: int = config.max_position_embeddings
+        self.sliding_window: int | None = sliding_window_of(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.critical_layers = critical_layers(config)
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
         self._lock = RLock()
@@ -67,6 +76,7 @@ class TransformersHost:
             dtype=str(self.dtype).removeprefix("torch."),
             device=self.device.type,
         )
+        self.traits = traits_of(config, read_profile(self.identity.values, layers=self.layers))
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -75,7 +85,19 @@ class TransformersHost:
         ids = declared if isinstance(declared, list) else [declared, self.tokenizer.eos_id]
         return frozenset(token for token in ids if token is not None)
 
-    def stitch(self, placed: Sequence[PlacedKV], *, capacity: int, packed: bool = False) -> StitchedKV:
+    def synchronize(self) -> None:
+        """Waits until the device has done what it was given, so that a clock tells the truth."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def stitch(
+        self,
+        placed: Sequence[PlacedKV],
+        *,
+        capacity: int,
+        packed: bool = False,
+        clock: Clock = time.perf_counter,
+    ) -> StitchedKV:
         """The stored segments at their request positions, in buffers of `capacity` slots."""
         return StitchedKV(
             placed,
@@ -86,24 +108,57 @@ class TransformersHost:
             dtype=self.dtype,
             device=self.device,
             packed=packed,
+            clock=clock,
         )
 
-    def extend(self, context: Sequence[SegmentKV], token_ids: Sequence[int]) -> SegmentKV:
-        """The canonical pass: one segment's KV, computed after `context`, packed from position 0.
+    def extend(
+        self,
+        context: Sequence[SegmentKV],
+        token_ids: Sequence[int],
+        *,
+        start: int | None = None,
+        interrupted: Callable[[], bool] | None = None,
+    ) -> SegmentKV:
+        """The canonical pass: one segment's KV, computed after `context`, at the positions of its own path.
 
         Its shape depends on the lengths of `context` and `token_ids` alone, so the same lineage gives the
         same bits whatever else was computed, or stored, before or together with it.
+
+        Args:
+            context: each where it was computed, ascending.
+            start: of the segment; by default right behind the context.
+            interrupted: asked at every layer; when it is true the pass is given up.
+
+        Raises:
+            PassInterrupted
         """
-        start = sum(len(segment) for segment in context)
-        placed = []
-        position = 0
-        for segment in context:
-            placed.append(PlacedKV(kv=segment, position=position))
-            position += len(segment)
+        seen = sum(len(segment) for segment in context)
+        first = seen if start is None else start
+        stop = seen + len(token_ids)
+        placed = [PlacedKV(kv=segment, position=segment.start) for segment in context]
+        stitched = self.stitch(placed, capacity=stop, packed=True)
+        rows = torch.arange(first, first + len(token_ids), device=self.device)
+        self.run(
+            token_ids,
+            rows=rows,
+            stitched=stitched,
+            stop=stop,
+            slots=torch.arange(seen, stop, device=self.device),
+            positions=None if first == seen else torch.cat((stitched.positions, rows)),
+            last_layer=self.layers - 1,
+            interrupted=interrupted,
+        )
+        layers = [stitched.layer(index) for index in range(self.layers)]
+        return SegmentKV(
+            k=torch.stack([keys[0, :, seen:stop] for keys, _ in layers]),
+            v=torch.stack([values[0, :, seen:stop] for _, values in layers]),
+            token_ids=tuple(token_ids),
+            start=first,
+        )
+
+    def cut(self, stitched: StitchedKV, token_ids: Sequence[int], *, start: int) -> SegmentKV:
+        """A copy of the KV of the tokens at `start` and after it, as it stands."""
         stop = start + len(token_ids)
-        stitched = self.stitch(placed, capacity=stop)
-        rows = torch.arange(start, stop, device=self.device)
-        self.run(token_ids, rows=rows, stitched=stitched, stop=stop)
         layers = [stitched.layer(index) for index in range(self.layers)]
         return SegmentKV(
             k=torch.stack([keys[0, :, start:stop] for keys, _ in layers]),
@@ -137,25 +192,30 @@ class TransformersHost:
             The logits after the last token, [vocabulary], float32.
         """
         ids = [token_ids[row] for row in rows.tolist()]
-        return self.run(ids, rows=rows.to(self.device), stitched=stitched, stop=len(token_ids))
+        return self.run(ids, rows=rows.to(self.device), stitched=stitched, stop=len(token_ids))[-1]
 
-    def step(self, stitched: StitchedKV, token_id: int, *, position: int) -> torch.Tensor:
-        """Decodes one token at `position`; the logits after it, [vocabulary], float32."""
-        rows = torch.tensor([position], device=self.device)
-        return self.run([token_id], rows=rows, stitched=stitched, stop=position + 1)
+    def follow(self, stitched: StitchedKV, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
+        """Runs tokens that follow the prompt, the first at `position`.
+
+        Returns:
+            The logits after each, [tokens, vocabulary], float32.
+        """
+        stop = position + len(token_ids)
+        rows = torch.arange(position, stop, device=self.device)
+        return self.run(token_ids, rows=rows, stitched=stitched, stop=stop, keep=len(token_ids))
 
     def stock_prefill(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, Any]:
         """Full prefill by the stock forward of transformers, with its own attention (sdpa) and cache.
 
         Returns:
-            The logits after the last token, [vocabulary], float32, and the cache for `stock_step`.
+            The logits after the last token, [vocabulary], float32, and the cache for `stock_follow`.
         """
         cache = DynamicCache(config=self._model.config)
-        return self._stock(token_ids, cache), cache
+        return self._stock(token_ids, cache, keep=1)[-1], cache
 
-    def stock_step(self, cache: Any, token_id: int) -> torch.Tensor:
-        """Decodes one token after a stock prefill; the logits after it, [vocabulary], float32."""
-        return self._stock([token_id], cache)
+    def stock_follow(self, cache: Any, token_ids: Sequence[int]) -> torch.Tensor:
+        """Runs tokens after a stock prefill; the logits after each, [tokens, vocabulary], float32."""
+        return self._stock(token_ids, cache, keep=len(token_ids))
 
     def run(
         self,
@@ -168,6 +228,8 @@ class TransformersHost:
         positions: torch.Tensor | None = None,
         on_query: interception.OnQuery | None = None,
         last_layer: int | None = None,
+        keep: int = 1,
+        interrupted: Callable[[], bool] | None = None,
     ) -> torch.Tensor:
         """One call of the model for some rows, whose KV is scattered into `stitched`.
 
@@ -178,13 +240,17 @@ class TransformersHost:
             positions: of the slots before `stop`, ascending; None for 0, 1, 2, ...
             on_query: looks at every layer's queries.
             last_layer: the pass ends with the keys of this layer, or with its queries when somebody looks.
+            keep: how many of the last rows' logits are computed.
+            interrupted: asked at every layer; when it is true the pass is given up.
 
         Returns:
-            The last row's logits, [vocabulary], float32; empty when the pass ended early.
+            The logits of the last rows, [keep, vocabulary], float32; empty when the pass ended early.
         """
         targets = rows if slots is None else slots
 
         def update(layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if interrupted is not None and interrupted():
+                raise PassInterrupted
             all_keys, all_values = stitched.layer(layer)
             all_keys.index_copy_(2, targets, keys)
             all_values.index_copy_(2, targets, values)
@@ -207,24 +273,24 @@ class TransformersHost:
                     input_ids=torch.tensor([list(token_ids)], device=self.device),
                     position_ids=rows[None],
                     use_cache=True,
-                    logits_to_keep=1,
+                    logits_to_keep=keep,
                     rolling=view,
                     **{self._cache_argument: interception.PassCache(update)},
                 )
             except _LayerReached:
                 return torch.empty(0)
-            logits: torch.Tensor = output.logits[0, -1].float()
+            logits: torch.Tensor = output.logits[0].float()
             return logits
 
-    def _stock(self, token_ids: Sequence[int], cache: Any) -> torch.Tensor:
+    def _stock(self, token_ids: Sequence[int], cache: Any, *, keep: int) -> torch.Tensor:
         with self._lock, torch.inference_mode(), self._stock_attention():
             output = self._model(
                 input_ids=torch.tensor([list(token_ids)], device=self.device),
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=keep,
                 **{self._cache_argument: cache},
             )
-            logits: torch.Tensor = output.logits[0, -1].float()
+            logits: torch.Tensor = output.logits[0].float()
             return logits
 
     @contextmanager

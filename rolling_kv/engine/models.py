@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from rolling_kv.engine.demo_models import DEMO_MODELS, demo_model_folder
 from rolling_kv.engine.families import require_supported
+from rolling_kv.engine.progress import Progress
 from rolling_kv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-
-Progress = Callable[[str, float], None]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -8,11 +8,12 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from rolling_kv.engine.host import TransformersHost
+from rolling_kv.engine.interception import OnQuery
 from rolling_kv.engine.kernels import attention_mass
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
 
@@ -29,12 +30,12 @@ def probe_query_only(
 
     Args:
         stitched: the context's KV; its slots before `start` are scored and stay as they are.
-        layers: whose attention is summed, 0-based.
+        layers: whose attention is measured, 0-based.
 
     Returns:
-        [start], float32 (Wang et al., 2026, FusionRAG, with the last layer).
+        [layers, start], float32, in ascending order of layers (Wang et al., 2026, FusionRAG, with the last).
     """
-    return _probe(engine, stitched, query_ids, start=start, layers=layers, view=[])
+    return probe_anchors(engine, stitched, query_ids, start=start, layers=layers, anchors=[])
 
 
 def probe_anchors(
@@ -52,9 +53,28 @@ def probe_anchors(
         anchors: the anchor tokens of each segment, at their request positions, ascending.
 
     Returns:
-        [start], float32 (QCFuse, equation 20).
+        [layers, start], float32, in ascending order of layers (QCFuse, equation 18).
     """
-    return _probe(engine, stitched, query_ids, start=start, layers=layers, view=anchors)
+    seen = sum(len(part.offsets) for part in anchors)
+    packed = engine.stitch(anchors, capacity=seen + len(query_ids), packed=True)
+    rows = torch.arange(start, start + len(query_ids), device=engine.device)
+
+    def keys(layer: int) -> torch.Tensor:
+        own = packed.layer(layer)[0][:, :, seen:]
+        return torch.cat((stitched.layer(layer)[0][:, :, :start], own), dim=2)
+
+    mass, look = _listener(engine, keys, rows=rows, start=start, layers=layers)
+    engine.run(
+        query_ids,
+        rows=rows,
+        stitched=packed,
+        stop=packed.capacity,
+        slots=torch.arange(seen, packed.capacity, device=engine.device),
+        positions=torch.cat((packed.positions, rows)),
+        on_query=look,
+        last_layer=max(layers),
+    )
+    return mass
 
 
 def probe_context(
@@ -68,71 +88,46 @@ def probe_context(
     """The query sees the whole stitched context; its own slots are written, the context's are not.
 
     Returns:
-        [start], float32 (QCFuse, equation 10, with all layers).
+        [layers, start], float32, in ascending order of layers (QCFuse, equation 10 before the sum).
     """
     stop = start + len(query_ids)
     rows = torch.arange(start, stop, device=engine.device)
-    positions = torch.arange(stop, device=engine.device)
-    mass = torch.zeros(start, dtype=torch.float32, device=engine.device)
 
-    def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
-        if layer in layers:
-            mass.add_(
-                attention_mass(
-                    query,
-                    stitched.layer(layer)[0][:, :, :stop],
-                    rows=rows,
-                    positions=positions,
-                    context=start,
-                    scaling=scaling,
-                    sliding_window=sliding_window,
-                )
-            )
+    def keys(layer: int) -> torch.Tensor:
+        return stitched.layer(layer)[0][:, :, :stop]
 
+    mass, look = _listener(engine, keys, rows=rows, start=start, layers=layers)
     engine.run(query_ids, rows=rows, stitched=stitched, stop=stop, on_query=look, last_layer=max(layers))
     return mass
 
 
-def _probe(
+def _listener(
     engine: TransformersHost,
-    stitched: StitchedKV,
-    query_ids: Sequence[int],
+    keys: Callable[[int], torch.Tensor],
     *,
+    rows: torch.Tensor,
     start: int,
     layers: Collection[int],
-    view: Sequence[PlacedKV],
-) -> torch.Tensor:
-    """The query over a packed view of the context; scores against all of the context's keys."""
-    seen = sum(len(part.offsets) for part in view)
-    packed = engine.stitch(view, capacity=seen + len(query_ids), packed=True)
-    rows = torch.arange(start, start + len(query_ids), device=engine.device)
-    positions = torch.arange(start + len(query_ids), device=engine.device)
-    mass = torch.zeros(start, dtype=torch.float32, device=engine.device)
+) -> tuple[torch.Tensor, OnQuery]:
+    """The masses, [layers, start], and the listener that fills them as a pass goes by.
+
+    Args:
+        keys: of a layer, [1, kv_heads, start + query, head_dim]: the context's, then the query's.
+    """
+    ordered = sorted(layers)
+    mass = torch.zeros(len(ordered), start, dtype=torch.float32, device=engine.device)
+    positions = torch.arange(start + len(rows), device=engine.device)
 
     def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
-        if layer in layers:
-            own = packed.layer(layer)[0][:, :, seen:]
-            key = torch.cat((stitched.layer(layer)[0][:, :, :start], own), dim=2)
-            mass.add_(
-                attention_mass(
-                    query,
-                    key,
-                    rows=rows,
-                    positions=positions,
-                    context=start,
-                    scaling=scaling,
-                    sliding_window=sliding_window,
-                )
+        if layer in ordered:
+            mass[ordered.index(layer)] = attention_mass(
+                query,
+                keys(layer),
+                rows=rows,
+                positions=positions,
+                context=start,
+                scaling=scaling,
+                sliding_window=sliding_window,
             )
 
-    engine.run(
-        query_ids,
-        rows=rows,
-        stitched=packed,
-        stop=packed.capacity,
-        slots=torch.arange(seen, packed.capacity, device=engine.device),
-        positions=torch.cat((packed.positions, rows)),
-        on_query=look,
-        last_layer=max(layers),
-    )
-    return mass
+    return mass, look

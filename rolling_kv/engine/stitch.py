@@ -60,15 +60,16 @@ class StitchedKV:
         self._dtype = dtype
         self._device = device
         self._clock = clock
+        started = clock()
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.seconds = 0.0
-        self.positions = _joined([part.position + part.offsets for part in placed]).to(device)
+        self.positions = _concatenated([part.position + part.offsets for part in placed]).to(device)
         self._slots = torch.arange(len(self.positions), device=device) if packed else self.positions
         self._moved = any(part.position != part.kv.start for part in placed)
         self._rotations: list[Rotation] = []
         if self._moved:
-            stored = _joined([part.kv.start + part.offsets for part in placed]).to(device)
+            stored = _concatenated([part.kv.start + part.offsets for part in placed]).to(device)
             self._rotations = rope.rotations(stored, self.positions)
+        self.seconds = clock() - started
 
     @property
     def capacity(self) -> int:
@@ -87,15 +88,18 @@ class StitchedKV:
         values = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         if not self._placed:
             return keys, values
-        stored = torch.cat([part.taken(part.kv.k[index]) for part in self._placed], dim=1).to(self._device)
+        stored = self._joined(lambda part: part.kv.k[index])
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
             stored = remap_keys(stored, cos, sin)
         keys[0].index_copy_(1, self._slots, stored)
-        stored = torch.cat([part.taken(part.kv.v[index]) for part in self._placed], dim=1).to(self._device)
-        values[0].index_copy_(1, self._slots, stored)
+        values[0].index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
         return keys, values
 
+    def _joined(self, stored: Callable[[PlacedKV], torch.Tensor]) -> torch.Tensor:
+        """The placed tokens of all segments, [kv_heads, tokens, head_dim], wherever each is kept."""
+        return torch.cat([part.taken(stored(part)).to(self._device) for part in self._placed], dim=1)
 
-def _joined(runs: Sequence[torch.Tensor]) -> torch.Tensor:
+
+def _concatenated(runs: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.arange(0), *runs])

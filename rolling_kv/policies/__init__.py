@@ -25,6 +25,7 @@ _CLASSES = {
     "qcfuse-spans": "QCFuseSpans",
     "random-document": "RandomDocument",
     "single-window": "SingleWindow",
+    "sink-repair": "SinkRepair",
     "token-topk": "TokenTopK",
     "token-topk-gradual": "TokenTopKGradual",
 }
@@ -42,4 +43,25 @@ POLICIES: Registry[Policy] = Registry("recompute policy", UnknownPolicyError)
 for _name, _class_name in _CLASSES.items():
     POLICIES.register(_name, _factory(_name, _class_name))
 
-__all__ = ["POLICIES"]
+
+def create_policy(name: str) -> Policy:
+    """The policy of that name; `sink-repair:<policy>` wraps another one.
+
+    Raises:
+        UnknownPolicyError: there is none, or it cannot be wrapped.
+    """
+    wrapper, _, wrapped = str(name).partition(":")
+    if not wrapped:
+        return POLICIES.create(name)
+    inner = POLICIES.create(wrapped)
+    if wrapper != "sink-repair" or wrapped == wrapper or not (inner.reuses and inner.recomputes):
+        raise UnknownPolicyError(
+            f"Unknown recompute policy {name!r}. Only sink-repair wraps another policy, and only one that "
+            "recomputes some of what is reused, for example sink-repair:document-aligned."
+        )
+    from rolling_kv.policies.sink_repair import SinkRepair
+
+    return SinkRepair(inner=inner)
+
+
+__all__ = ["POLICIES", "create_policy"]

@@ -1,14 +1,13 @@
 """The contract of a recompute policy: which of the reusable tokens to recompute.
 
 Policies know tensors and spans, never models or files. Indices count the reusable tokens, 0 to N - 1, in
-prompt
-order: prompt tokens with stored KV that lie after the exact prefix. The engine maps them to positions.
+prompt order: prompt tokens with stored KV that lie after the exact prefix. The engine maps them to positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -25,8 +24,8 @@ class Span:
         return self.stop - self.start
 
 
-Signal = Literal["deviation", "gradual-deviation", "query-only", "context", "anchors"]
-Layers = Literal["selection", "last", "critical", "all"]
+Signal = Literal["deviation", "gradual-deviation", "sink-deviation", "query-only", "context", "anchors"]
+Layers = Literal["selection", "sink", "last", "critical", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,12 @@ class Need:
 
     Args:
         signal: `deviation`: d_i, for all tokens; `gradual-deviation`: d_i after ever fewer candidates ran
-            ever deeper, minus infinity for those that dropped out; `query-only`, `context`, `anchors`:
-            attention from a query that saw itself alone, the whole stitched context, or the documents'
-            anchors.
-        layers: at the selection layer, the model's last, its critical ones (summed), or all (summed).
+            ever deeper, minus infinity for those that dropped out; `sink-deviation`: d_i of the tokens that
+            become attention sinks of the model, minus infinity for all others; `query-only`, `context`,
+            `anchors`: attention from a query that saw itself alone, the whole stitched context, or the
+            documents' anchors.
+        layers: at the selection layer, the model's sink layer, its last, its critical ones (summed), or all
+            (summed).
     """
 
     signal: Signal
@@ -52,16 +53,16 @@ class SelectionInput:
     Args:
         k: how many tokens to select, 0 < k < N.
         spans: the segments, in order, covering 0 to N without overlap.
-        score: what the policy needs, [N], float32, on the CPU; None when it needs nothing.
+        scores: what the policy needs, each [N], float32, on the CPU.
     """
 
     k: int
     spans: Sequence[Span]
-    score: torch.Tensor | None = None
+    scores: Mapping[Need, torch.Tensor] = field(default_factory=dict)
 
-    def required_score(self) -> torch.Tensor:
-        assert self.score is not None, "the engine computes the score that a policy needs"
-        return self.score
+    def score(self, need: Need) -> torch.Tensor:
+        """The score that the engine computed for `need`, [N]."""
+        return self.scores[need]
 
     @property
     def tokens(self) -> int:
@@ -87,8 +88,8 @@ class Policy(Protocol):
         ...
 
     @property
-    def needs(self) -> Need | None:
-        """The score that `select` reads; None when it looks at spans alone."""
+    def needs(self) -> tuple[Need, ...]:
+        """The scores that `select` reads; none when it looks at spans alone."""
         ...
 
     def select(self, given: SelectionInput) -> torch.Tensor:

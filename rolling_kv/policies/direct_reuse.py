@@ -17,7 +17,7 @@ class DirectReuse:
     name: ClassVar[str] = "direct-reuse"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = False
-    needs: ClassVar[Need | None] = None
+    needs: ClassVar[tuple[Need, ...]] = ()
 
     def select(self, given: SelectionInput) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)

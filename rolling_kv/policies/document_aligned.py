@@ -18,8 +18,8 @@ class DocumentAligned:
     name: ClassVar[str] = "document-aligned"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("deviation", "selection")
+    needs: ClassVar[tuple[Need, ...]] = (Need("deviation", "selection"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        score = given.required_score()
+        score = given.score(self.needs[0])
         return fill_spans(rank_by_mean(given.spans, score), score=score, k=given.k)

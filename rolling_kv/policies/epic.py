@@ -17,7 +17,7 @@ class Epic:
     name: ClassVar[str] = "epic"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = None
+    needs: ClassVar[tuple[Need, ...]] = ()
 
     def select(self, given: SelectionInput) -> torch.Tensor:
         by_depth = sorted(

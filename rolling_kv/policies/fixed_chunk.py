@@ -19,11 +19,11 @@ class FixedChunk:
     name: ClassVar[str] = "fixed-chunk"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("deviation", "selection")
+    needs: ClassVar[tuple[Need, ...]] = (Need("deviation", "selection"),)
     length: int = 92
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        score = given.required_score()
+        score = given.score(self.needs[0])
         bounds = [0, *range(max(1, self.length // 2), given.tokens, self.length), given.tokens]
         chunks = [Span(start, stop) for start, stop in pairwise(bounds)]
         return fill_spans(rank_by_mean(chunks, score), score=score, k=given.k)

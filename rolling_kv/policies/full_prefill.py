@@ -17,7 +17,7 @@ class FullPrefill:
     name: ClassVar[str] = "full-prefill"
     reuses: ClassVar[bool] = False
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = None
+    needs: ClassVar[tuple[Need, ...]] = ()
 
     def select(self, given: SelectionInput) -> torch.Tensor:
         return torch.arange(given.tokens)

@@ -18,7 +18,7 @@ class FusionRAG:
     name: ClassVar[str] = "fusionrag"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("query-only", "last")
+    needs: ClassVar[tuple[Need, ...]] = (Need("query-only", "last"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        return largest(given.required_score(), given.k)
+        return largest(given.score(self.needs[0]), given.k)

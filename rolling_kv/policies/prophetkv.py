@@ -18,7 +18,7 @@ class ProphetKV:
     name: ClassVar[str] = "prophetkv"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("context", "all")
+    needs: ClassVar[tuple[Need, ...]] = (Need("context", "all"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        return largest(given.required_score(), given.k)
+        return largest(given.score(self.needs[0]), given.k)

@@ -18,7 +18,7 @@ class QCFuse:
     name: ClassVar[str] = "qcfuse"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("anchors", "critical")
+    needs: ClassVar[tuple[Need, ...]] = (Need("anchors", "critical"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        return largest(given.required_score(), given.k)
+        return largest(given.score(self.needs[0]), given.k)

@@ -18,8 +18,8 @@ class QCFuseSpans:
     name: ClassVar[str] = "qcfuse-spans"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("anchors", "critical")
+    needs: ClassVar[tuple[Need, ...]] = (Need("anchors", "critical"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        score = given.required_score()
+        score = given.score(self.needs[0])
         return fill_spans(rank_by_mean(given.spans, score), score=score, k=given.k)

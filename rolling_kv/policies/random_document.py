@@ -19,7 +19,7 @@ class RandomDocument:
     name: ClassVar[str] = "random-document"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = None
+    needs: ClassVar[tuple[Need, ...]] = ()
     seed: int = 0
 
     def select(self, given: SelectionInput) -> torch.Tensor:

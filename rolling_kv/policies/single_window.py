@@ -18,8 +18,8 @@ class SingleWindow:
     name: ClassVar[str] = "single-window"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("deviation", "selection")
+    needs: ClassVar[tuple[Need, ...]] = (Need("deviation", "selection"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        start = best_window(given.required_score(), given.k)
+        start = best_window(given.score(self.needs[0]), given.k)
         return torch.arange(start, start + given.k)

@@ -45,8 +45,8 @@ def rank_by_mean(spans: Iterable[Span], score: torch.Tensor) -> list[Span]:
 
 def best_window(score: torch.Tensor, length: int) -> int:
     """Where the window of `length` with the largest sum starts, the earliest of equal ones."""
-    total = torch.cat((torch.zeros(1, dtype=torch.float64), score.double().cpu().cumsum(0)))
-    sums = total[length:] - total[:-length]
+    # every window summed on its own: differences of running totals lose what is small beside a huge score
+    sums = score.double().cpu().unfold(0, length, 1).sum(-1)
     return int((sums == sums.max()).nonzero()[0])
 
 

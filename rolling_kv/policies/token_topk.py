@@ -18,7 +18,7 @@ class TokenTopK:
     name: ClassVar[str] = "token-topk"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("deviation", "selection")
+    needs: ClassVar[tuple[Need, ...]] = (Need("deviation", "selection"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        return largest(given.required_score(), given.k)
+        return largest(given.score(self.needs[0]), given.k)

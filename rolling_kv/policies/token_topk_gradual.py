@@ -18,7 +18,7 @@ class TokenTopKGradual:
     name: ClassVar[str] = "token-topk-gradual"
     reuses: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
-    needs: ClassVar[Need | None] = Need("gradual-deviation", "selection")
+    needs: ClassVar[tuple[Need, ...]] = (Need("gradual-deviation", "selection"),)
 
     def select(self, given: SelectionInput) -> torch.Tensor:
-        return largest(given.required_score(), given.k)
+        return largest(given.score(self.needs[0]), given.k)

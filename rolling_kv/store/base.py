@@ -24,6 +24,7 @@ class KVStore(Protocol):
 
         Raises:
             CorruptPayloadError: it failed verification and was quarantined; a later `get` returns None.
+            StoreError: it could not be read this time, and was left as it is.
         """
         ...
 
@@ -35,12 +36,30 @@ class KVStore(Protocol):
         """
         ...
 
+    def stored_at(self, lineage: Lineage) -> float | None:
+        """When that lineage was stored, in seconds since the epoch; None where that is not known."""
+        ...
+
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
         """The anchor tokens of that lineage by rule and ratio (`kind`), or None."""
         ...
 
     def put_anchors(self, lineage: Lineage, kind: str, tokens: tuple[int, ...]) -> None:
-        """Keeps the anchor tokens of a lineage. Storing them again changes nothing."""
+        """Keeps anchor tokens of a stored lineage as long as its KV. Storing them again changes nothing."""
+        ...
+
+    def forget(self, namespace: str, token_digest: str) -> int:
+        """Removes all KV of `namespace` that was computed from a segment of that digest (`PathStep.digest`).
+
+        That is the segment itself and everything conditioned on it, with anchors and what was quarantined.
+
+        Returns:
+            How many segments were removed.
+        """
+        ...
+
+    def holds(self, token_digest: str) -> list[str]:
+        """Keys, of any namespace, whose KV was computed from a segment of that digest, however it is kept."""
         ...
 
     def __len__(self) -> int:

@@ -2,72 +2,77 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.errors import ConfigError, CorruptPayloadError, StoreError, StoreReadOnlyError
 from rolling_kv.kv import ModelIdentity, SegmentKV
+from rolling_kv.store import forgetting
+from rolling_kv.store.eviction import GcReport, surplus
 from rolling_kv.store.failures import translated_errors
+from rolling_kv.store.folder import StoreFolder
 from rolling_kv.store.index import SegmentRow, StoreIndex
 from rolling_kv.store.lineage import Lineage
-from rolling_kv.store.payload import (
-    file_checksum,
-    read_header,
-    read_payload,
-    verify_file,
-    write_payload,
-)
-
-_STALE_TEMPORARY = 3600.0  # seconds after which a temporary file belongs to a process that died
-
-
-@dataclass(frozen=True, slots=True)
-class RebuildReport:
-    """What rebuilding an index did: files indexed, keys whose file was gone, files that were damaged."""
-
-    indexed: int
-    missing: tuple[str, ...]
-    damaged: tuple[str, ...]
+from rolling_kv.store.payload import publish, read_header, read_payload, write_payload
+from rolling_kv.store.rebuild import RebuildReport, rebuild
 
 
 class DiskStore:
     """KV in `folder`; several processes may use it at once.
 
-    A payload is written under a temporary name, synced, renamed and only then indexed, in one transaction: a
-    process that dies at any point leaves a valid store behind.
+    A payload is written under a temporary name, synced, renamed and indexed, the last two in one transaction:
+    a process that dies at any point leaves a valid store behind. What is removed goes in a transaction, too.
 
     Args:
-        folder: made when missing.
+        folder: made when missing, unless `read_only`.
+        quota: bytes of payloads at most; the least recently used go first, and the one stored last stays
+            even when it alone is larger. None: no bound.
+        ttl: seconds after which a segment that was neither stored nor loaded is removed. None: never.
+        read_only: nothing in the folder is changed, and it need not be writable; what is damaged stays.
         lock_timeout: seconds to wait for another process's transaction.
-        clock: seconds since the epoch, for `created` and for clearing stale temporary files.
+        clock: seconds since the epoch, for `created` and `used` and for clearing stale temporary files.
 
     Raises:
+        ConfigError: `quota` or `ttl` is not positive.
         StoreReadOnlyError, StoreLockedError, StoreFullError, StoreFormatError: it cannot be opened.
     """
 
     def __init__(
-        self, folder: Path, *, lock_timeout: float = 30.0, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        *,
+        quota: int | None = None,
+        ttl: float | None = None,
+        read_only: bool = False,
+        lock_timeout: float = 30.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        for name, bound in (("quota", quota), ("ttl", ttl)):
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"{name} is {bound}; expected more than 0, or None for no bound.")
         self.folder = folder.expanduser()
+        self._files = StoreFolder(self.folder)
+        self._quota = quota
+        self._ttl = ttl
+        self._read_only = read_only
         self._clock = clock
-        self._segments = self.folder / "segments"
-        self._temporary = self.folder / "tmp"
-        self._quarantine = self.folder / "quarantine"
         with translated_errors(self.folder):
-            for path in (self._segments, self._temporary):
-                path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._temporary) as probe:
-                probe.write(b"rolling_kv")
-            self._clear_stale_temporaries()
+            if read_only:
+                self._index = StoreIndex(self._files.index, lock_timeout=lock_timeout, read_only=True)
+                return
+            self._files.prepare(now=clock())
             with FileLock(self.folder / "open.lock", timeout=lock_timeout):
-                self._index = StoreIndex(self.folder / "index.sqlite", lock_timeout=lock_timeout)
+                self._index = StoreIndex(self._files.index, lock_timeout=lock_timeout)
+        try:
+            if quota is not None or ttl is not None:
+                self.gc(max_bytes=quota, max_age=ttl)
+        except BaseException:
+            self._index.close()
+            raise
 
     def claim(self, namespace: str, identity: ModelIdentity) -> None:
         with translated_errors(self.folder):
@@ -76,35 +81,34 @@ class DiskStore:
     def get(self, lineage: Lineage) -> SegmentKV | None:
         with translated_errors(self.folder):
             row = self._index.find(lineage.key)
-            if row is None:
+            if row is None or self._expired(row):
                 return None
-            path = self._path(lineage.key)
             try:
-                return read_payload(path, lineage=lineage, checksum=row.checksum)
-            except CorruptPayloadError as error:
-                place = self._set_aside(path)
-                self._index.remove(lineage.key)
-                raise CorruptPayloadError(f"{error}; {place}") from error
+                kv: SegmentKV | None = self._read(lineage, row)
+            except (CorruptPayloadError, FileNotFoundError):
+                if self._read_only:
+                    raise
+                kv = self._read_again(lineage)
+            if kv is not None:
+                self._index.use(lineage.key, self._clock())
+            return kv
 
     def put(self, lineage: Lineage, kv: SegmentKV) -> None:
+        self._require_writable()
         with translated_errors(self.folder):
-            if self._index.find(lineage.key) is not None:
+            row = self._index.find(lineage.key)
+            if row is not None and not self._expired(row):
                 return
-            path = self._path(lineage.key)
-            path.parent.mkdir(exist_ok=True)
-            checksum = write_payload(path, self._temporary, lineage=lineage, kv=kv)
-            size = path.stat().st_size
-            self._index.add(
-                SegmentRow(
-                    key=lineage.key,
-                    namespace=lineage.namespace,
-                    tokens=len(lineage.segment.token_ids),
-                    context_tokens=lineage.segment.start,
-                    bytes=size,
-                    checksum=checksum,
-                    created=self._clock(),
-                )
-            )
+            temporary, checksum = write_payload(self._files.temporary, lineage=lineage, kv=kv)
+            try:
+                self._add(lineage, temporary, checksum=checksum)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def stored_at(self, lineage: Lineage) -> float | None:
+        with translated_errors(self.folder):
+            row = self._index.find(lineage.key)
+        return None if row is None else row.created
 
     def get_anchors(self, lineage: Lineage, kind: str) -> tuple[int, ...] | None:
         with translated_errors(self.folder):
@@ -114,6 +118,15 @@ class DiskStore:
         with translated_errors(self.folder):
             self._index.add_anchors(lineage.key, kind, tokens)
 
+    def forget(self, namespace: str, token_digest: str) -> int:
+        self._require_writable()
+        with translated_errors(self.folder):
+            return forgetting.forget(self._files, self._index, namespace=namespace, token_digest=token_digest)
+
+    def holds(self, token_digest: str) -> list[str]:
+        with translated_errors(self.folder):
+            return forgetting.holds(self._files, self._index, token_digest=token_digest)
+
     def __len__(self) -> int:
         with translated_errors(self.folder):
             return len(self._index)
@@ -122,12 +135,35 @@ class DiskStore:
         problems: list[str] = []
         with translated_errors(self.folder):
             for row in self._index.rows():
-                path = self._path(row.key)
-                missing = f"{path.name} is indexed and missing"
-                problem = verify_file(path, checksum=row.checksum) if path.exists() else missing
-                if problem is not None:
-                    problems.append(problem)
+                path = self._files.path(row.key)
+                try:
+                    read_header(path, checksum=row.checksum)
+                except FileNotFoundError:
+                    if self._index.find(row.key) is not None:  # else another process has just removed it
+                        problems.append(f"{path.name} is indexed and missing")
+                except CorruptPayloadError as error:
+                    problems.append(str(error))
+                except OSError as error:
+                    problems.append(f"{path.name} could not be read: {error}")
         return problems
+
+    def gc(
+        self, *, max_bytes: int | None = None, max_age: float | None = None, dry_run: bool = False
+    ) -> GcReport:
+        """Removes segments not used for `max_age`, and the least recently used ones above `max_bytes`.
+
+        Args:
+            max_age: seconds.
+            dry_run: only says what would go.
+        """
+        with translated_errors(self.folder):
+            report = self._surplus(max_bytes=max_bytes, max_age=max_age)
+            if report.removed and not dry_run:
+                self._require_writable()
+                with self._index.writing():
+                    report = self._surplus(max_bytes=max_bytes, max_age=max_age)
+                    self._remove(report.removed)
+        return report
 
     def rows(self) -> list[SegmentRow]:
         """What the index knows of every segment."""
@@ -145,7 +181,12 @@ class DiskStore:
         Raises:
             CorruptPayloadError: the payload is damaged or missing.
         """
-        lineage: dict[str, Any] = read_header(self._path(key))["lineage"]
+        path = self._files.path(key)
+        with translated_errors(self.folder):
+            try:
+                lineage: dict[str, Any] = read_header(path)["lineage"]
+            except FileNotFoundError as error:
+                raise CorruptPayloadError(f"{path.name} is indexed and missing") from error
         return lineage
 
     def rebuild(self, *, progress: Callable[[int, int], None] | None = None) -> RebuildReport:
@@ -154,62 +195,82 @@ class DiskStore:
         Args:
             progress: called with how many files are done, of how many.
         """
+        self._require_writable()
         with translated_errors(self.folder):
-            paths = sorted(self._segments.glob("*/*.safetensors"))
-            known = {row.key for row in self._index.rows()}
-            missing = sorted(known - {path.stem for path in paths})
-            for key in missing:
-                self._index.remove(key)
-            damaged = []
-            for done, path in enumerate(paths):
-                if progress is not None:
-                    progress(done, len(paths))
-                try:
-                    self._index_file(path)
-                except CorruptPayloadError as error:
-                    self._index.remove(path.stem)
-                    damaged.append(f"{error}; {self._set_aside(path)}")
-            if progress is not None:
-                progress(len(paths), len(paths))
-        return RebuildReport(
-            indexed=len(paths) - len(damaged), missing=tuple(missing), damaged=tuple(damaged)
-        )
-
-    def _index_file(self, path: Path) -> None:
-        lineage = read_header(path)["lineage"]
-        steps = lineage["path"]
-        identity = ModelIdentity(**{field.name: lineage[field.name] for field in fields(ModelIdentity)})
-        self._index.claim(lineage["namespace"], identity)
-        self._index.add(
-            SegmentRow(
-                key=path.stem,
-                namespace=lineage["namespace"],
-                tokens=steps[-1][1],
-                context_tokens=steps[-1][0],
-                bytes=path.stat().st_size,
-                checksum=file_checksum(path),
-                created=path.stat().st_mtime,
-            )
-        )
+            return rebuild(self._files, self._index, progress=progress)
 
     def close(self) -> None:
         self._index.close()
 
-    def _path(self, key: str) -> Path:
-        return self._segments / key[:2] / f"{key}.safetensors"
+    def _expired(self, row: SegmentRow) -> bool:
+        return self._ttl is not None and self._clock() - row.used > self._ttl
 
-    def _set_aside(self, path: Path) -> str:
-        if not path.exists():
-            return "the file is missing"
-        self._quarantine.mkdir(exist_ok=True)
-        place = self._quarantine / path.name
-        os.replace(path, place)
-        return f"quarantined as {place}"
+    def _read(self, lineage: Lineage, row: SegmentRow) -> SegmentKV:
+        path = self._files.path(lineage.key)
+        try:
+            return read_payload(path, lineage=lineage, checksum=row.checksum)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # of the system, so it says nothing of the file
+            raise StoreError(
+                f"{path.name} of the store in {self.folder} could not be read ({error.strerror or error}) "
+                "and was left as it is. Try again, or pass store=None to keep KV in memory."
+            ) from error
 
-    def _clear_stale_temporaries(self) -> None:
-        for path in self._temporary.iterdir():
+    def _read_again(self, lineage: Lineage) -> SegmentKV | None:
+        """Reads a payload that failed, now that nobody else writes: it may have been removed or put again.
+
+        If it fails still, it is set aside.
+
+        Raises:
+            CorruptPayloadError: says where it is now.
+        """
+        with self._index.writing():
+            row = self._index.find(lineage.key)
+            if row is None:
+                return None
             try:
-                if self._clock() - path.stat().st_mtime > _STALE_TEMPORARY:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # another process cleared it
+                return self._read(lineage, row)
+            except (CorruptPayloadError, FileNotFoundError) as error:
+                path = self._files.path(lineage.key)
+                what = path.name if isinstance(error, FileNotFoundError) else str(error)
+                failure = CorruptPayloadError(f"{what}; {self._files.set_aside(path)}")
+                self._index.remove(lineage.key)
+        raise failure
+
+    def _add(self, lineage: Lineage, temporary: Path, *, checksum: str) -> None:
+        now = self._clock()
+        row = SegmentRow(
+            key=lineage.key,
+            namespace=lineage.namespace,
+            tokens=len(lineage.segment.token_ids),
+            context_tokens=lineage.segment.start,
+            bytes=temporary.stat().st_size,
+            checksum=checksum,
+            created=now,
+            used=now,
+        )
+        with self._index.writing():
+            publish(temporary, self._files.path(lineage.key))
+            self._index.add(row, digests=[step.digest for step in lineage.path])
+            if self._quota is not None or self._ttl is not None:
+                excess = self._surplus(max_bytes=self._quota, max_age=self._ttl, keep=lineage.key)
+                self._remove(excess.removed)
+
+    def _surplus(self, *, max_bytes: int | None, max_age: float | None, keep: str | None = None) -> GcReport:
+        oldest = None if max_age is None else self._clock() - max_age
+        count, held = self._index.totals()
+        removed = surplus(self._index.by_use(), held=held, max_bytes=max_bytes, oldest_use=oldest, keep=keep)
+        freed = sum(row.bytes for row in removed)
+        return GcReport(removed=tuple(removed), kept=count - len(removed), kept_bytes=held - freed)
+
+    def _remove(self, rows: Sequence[SegmentRow]) -> None:
+        for row in rows:
+            self._files.path(row.key).unlink(missing_ok=True)
+        self._index.remove(*(row.key for row in rows))
+
+    def _require_writable(self) -> None:
+        if self._read_only:
+            raise StoreReadOnlyError(
+                f"The store in {self.folder} was opened to be read. Open it without read_only."
+            )

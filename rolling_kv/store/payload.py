@@ -1,9 +1,8 @@
-"""Payloads: one safetensors file a segment, with its lineage and a checksum of its tensors in the header."""
+"""Payloads: one safetensors file a segment, with its lineage and a checksum of both in the header."""
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -16,18 +15,17 @@ from safetensors.torch import save
 
 from rolling_kv.errors import CorruptPayloadError
 from rolling_kv.kv import SegmentKV
-from rolling_kv.store.lineage import Lineage
+from rolling_kv.store.lineage import LINEAGE_VERSION, Lineage
 
 _HEADER = "rolling_kv"
+_LONGEST_HEADER = 100_000_000  # bytes, safetensors' own bound
 
 
-def write_payload(path: Path, folder: Path, *, lineage: Lineage, kv: SegmentKV) -> str:
-    """Writes `kv` to a temporary file in `folder`, syncs it and renames it to `path`.
-
-    Whatever goes wrong, `path` is whole or as it was before, and the temporary file is gone.
+def write_payload(folder: Path, *, lineage: Lineage, kv: SegmentKV) -> tuple[Path, str]:
+    """Writes `kv` to a temporary file in `folder` and syncs it; `publish` gives it its name.
 
     Returns:
-        xxh3-128 (hex) of the whole file, for the index.
+        The file, and the checksum that its header holds, for the index. When writing fails there is no file.
     """
     tensors = {
         "k": kv.k.cpu().contiguous(),
@@ -36,35 +34,46 @@ def write_payload(path: Path, folder: Path, *, lineage: Lineage, kv: SegmentKV) 
     }
     if tensors["k"].untyped_storage().data_ptr() == tensors["v"].untyped_storage().data_ptr():
         tensors["v"] = tensors["v"].clone()  # safetensors refuses tensors that share memory
-    header = {"key": lineage.key, "lineage": lineage.describe(), "checksum": _tensor_checksum(tensors)}
+    origin = {"key": lineage.key, "lineage": lineage.describe()}
+    checksum = _checksum(origin, tensors)
     # One entry, since safetensors writes several in no fixed order: the same KV makes the same file.
-    data = save(tensors, metadata={_HEADER: json.dumps(header, sort_keys=True)})
-    descriptor, temporary = tempfile.mkstemp(prefix=lineage.key, dir=folder)
+    data = save(tensors, metadata={_HEADER: json.dumps(origin | {"checksum": checksum}, sort_keys=True)})
+    descriptor, name = tempfile.mkstemp(prefix=lineage.key, dir=folder)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name), checksum
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Renames a written payload to `path`, durably."""
+    path.parent.mkdir(exist_ok=True)
+    os.replace(temporary, path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path.parent)
-    return xxhash.xxh3_128_hexdigest(data)
+        os.close(descriptor)
 
 
 def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
-    """Maps a payload into memory and verifies the file's checksum, lineage, token ids, shape and tensors.
+    """Maps a payload into memory, verifies what was mapped, and returns it without a copy.
+
+    The mapping is private: what is done to the tensors does not reach the file.
 
     Raises:
-        CorruptPayloadError: one of them is not what it should be, or the file cannot be read as safetensors.
+        CorruptPayloadError: it is not what was stored under that lineage.
+        OSError: it is not there, or could not be read this time.
     """
     found, tensors = _open(path)
-    unnamed = {"name": None}  # what a model is called decides no bit
-    if found["key"] != lineage.key or found["lineage"] | unnamed != lineage.describe() | unnamed:
+    if found["key"] != lineage.key or found["lineage"] != lineage.describe():
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
-    problem = verify_file(path, checksum=checksum)
-    if problem is not None:
-        raise CorruptPayloadError(problem)
+    _require_checksum(path, found, tensors, indexed=checksum)
     if tuple(tensors["token_ids"].tolist()) != lineage.segment.token_ids:
         raise CorruptPayloadError(f"{path.name} holds the KV of other tokens")
     k, v = tensors["k"], tensors["v"]
@@ -72,60 +81,71 @@ def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
         raise CorruptPayloadError(f"{path.name} has keys {tuple(k.shape)} and values {tuple(v.shape)}")
     if k.dtype != v.dtype or str(k.dtype) != f"torch.{lineage.identity.dtype}":
         raise CorruptPayloadError(f"{path.name} holds {k.dtype}, expected {lineage.identity.dtype}")
-    if found["checksum"] != _tensor_checksum(tensors):
-        raise CorruptPayloadError(f"{path.name} fails the checksum of its tensors")
     return SegmentKV(k=k, v=v, token_ids=lineage.segment.token_ids, start=lineage.segment.start)
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """`key`, `lineage` (as `Lineage.describe` gives it) and `checksum` of a payload whose tensors match it.
+def read_header(path: Path, *, checksum: str | None = None) -> dict[str, Any]:
+    """`key`, `lineage` (as `Lineage.describe` gives it) and `checksum` of a payload, verified.
+
+    Args:
+        checksum: what the index says, when it is to be compared as well.
 
     Raises:
-        CorruptPayloadError: they do not, or the file cannot be read as safetensors.
+        CorruptPayloadError: the payload is not what its name, its header or `checksum` says.
+        OSError: it is not there, or could not be read this time.
     """
     found, tensors = _open(path)
-    if found["key"] != path.stem or found["checksum"] != _tensor_checksum(tensors):
-        raise CorruptPayloadError(f"{path.name} fails the checksum of its tensors")
+    if found["key"] != path.stem:
+        raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
+    _require_checksum(path, found, tensors, indexed=checksum)
     return found
 
 
-def file_checksum(path: Path) -> str:
-    """xxh3-128 (hex) of the whole file."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return xxhash.xxh3_128_hexdigest(data)
+def read_origin(path: Path) -> dict[str, Any]:
+    """`key` and `lineage` as the header has them, nothing verified: of a file that is cut off, too.
 
-
-def verify_file(path: Path, *, checksum: str) -> str | None:
-    """What is wrong with a payload file, compared with the index, or None."""
+    Raises:
+        CorruptPayloadError: there is no such header.
+    """
     try:
-        found = file_checksum(path)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        return f"{path.name} cannot be read: {error}"
-    return None if found == checksum else f"{path.name} fails its checksum"
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+        origin = json.loads(header["__metadata__"][_HEADER])
+        return {"key": origin["key"], "lineage": origin["lineage"]}
+    except (IsADirectoryError, KeyError, TypeError, ValueError) as error:
+        raise CorruptPayloadError(f"{path.name} has no readable header: {error}") from error
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
+        path.open("rb").close()  # a failure of the system is no damage, and safetensors blurs the two
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})[_HEADER])
             found = {key: header[key] for key in ("key", "lineage", "checksum")}
-            return found, {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            tensors = {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
+        if found["lineage"]["version"] != LINEAGE_VERSION:
+            raise CorruptPayloadError(f"{path.name} was written by a release of another format")
+        return found, tensors
+    except (SafetensorError, IsADirectoryError, KeyError, TypeError, ValueError) as error:
         raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
+    except RuntimeError as error:  # torch's, when memory cannot be mapped
+        raise OSError(f"{path.name} cannot be mapped: {error}") from error
 
 
-def _tensor_checksum(tensors: dict[str, torch.Tensor]) -> str:
-    digest = xxhash.xxh3_128()
+def _require_checksum(
+    path: Path, found: dict[str, Any], tensors: dict[str, torch.Tensor], *, indexed: str | None
+) -> None:
+    origin = {"key": found["key"], "lineage": found["lineage"]}
+    if found["checksum"] != _checksum(origin, tensors) or indexed not in (None, found["checksum"]):
+        raise CorruptPayloadError(f"{path.name} fails its checksum")
+
+
+def _checksum(origin: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
+    """xxh3-128 (hex) of key, lineage and tensors."""
+    digest = xxhash.xxh3_128(json.dumps(origin, sort_keys=True).encode())
     for name in ("k", "v", "token_ids"):
         tensor = tensors[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rolling_kv.errors import ConfigError, TemplateError
 from rolling_kv.window.document import Document, content_hash, require_text
-from rolling_kv.window.layout import Message, Piece, Prompt, Tokenizer, side_by_side
+from rolling_kv.window.layout import Message, Prompt, Segment, Tokenizer, side_by_side
 
 _CUT = "rkvcut"  # put into a spelled special token, and taken out again when all is rendered
 _FIRST, _SECOND, _THIRD = "rkvmark1first1", "rkvmark2second2", "rkvmark3third3"
@@ -47,7 +47,7 @@ class ConversationLayout:
         if tools:
             self._frames["tool"] = _tool_frame(tokenizer, self._frames, tools)
         head = self._head(self._cut(instruction.strip()))
-        self._head_ids = _prefix_ids(tokenizer) + self._encode(head)
+        self._head_ids = _prefix_ids(tokenizer) + self._encode(head, first=True)
         self._tail = _tail(tokenizer, self._frames["user"])
         self._turn_ids = lru_cache(maxsize=_REMEMBERED)(self._encode_turn)
 
@@ -71,14 +71,26 @@ class ConversationLayout:
         self, documents: Sequence[Document], query: str | Message | None, *, answer_prefix: str = ""
     ) -> Prompt:
         """The prompt over past messages, with the newest one as its query, or without one (None)."""
-        pieces: list[Piece] = [("instruction", "instruction", self._head_ids)]
-        pieces += [("document", document.id, document.token_ids) for document in documents]
+        pieces = [Segment("instruction", "instruction", self._head_ids, 0)]
+        pieces += [Segment("document", one.id, one.token_ids, 0, one.stream) for one in documents]
         if query is not None:
             begun = self._tokenizer.encode(self._tail, special=True)
             if answer_prefix:
                 begun += self._tokenizer.encode(answer_prefix, special=False)
-            pieces.append(("query", "query", self._turn_ids(_as_json(query)) + begun))
+            pieces.append(Segment("query", "query", self._turn_ids(_as_json(query)) + begun, 0))
         return side_by_side(pieces)
+
+    def labelled(
+        self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
+    ) -> frozenset[int]:
+        """Nothing is labelled in a conversation.
+
+        Raises:
+            ConfigError: there are labels.
+        """
+        if labels:
+            raise ConfigError("Messages cannot be labelled. Leave labels out, or use a window of documents.")
+        return frozenset()
 
     def _head(self, instruction: str) -> str:
         """What stands before the first turn: what the template begins with, and the instruction."""
@@ -122,13 +134,11 @@ class ConversationLayout:
             return {key: self._cut(one) for key, one in value.items()}
         return [self._cut(one) for one in value] if isinstance(value, list) else value
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(
-            token
-            for piece in text.split(_CUT)
-            if piece
-            for token in self._tokenizer.encode(piece, special=True)
-        )
+    def _encode(self, text: str, *, first: bool = False) -> tuple[int, ...]:
+        ids: tuple[int, ...] = ()
+        for piece in filter(None, text.split(_CUT)):
+            ids += self._tokenizer.encode(piece, special=True, first=first and not ids)
+        return ids
 
 
 def carries_tools(tokenizer: Tokenizer, tools: Sequence[Message]) -> bool:

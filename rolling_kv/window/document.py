@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from rolling_kv.errors import EmptyDocumentError, WindowError
+from rolling_kv.errors import EmptyDocumentError, RollingKVError, WindowError
 
 _HASH_VERSION = b"rolling_kv.document.v1"
 
@@ -21,7 +21,8 @@ def content_hash(text: str) -> str:
 class Document:
     """One document of the window.
 
-    `id` names it within the window and never reaches the prompt; equal texts share `content_hash`.
+    `id` names it within the window and never reaches the prompt; equal texts share `content_hash`. `stream`
+    holds the token ids of the documents that came before it, oldest first, where its KV is to see them.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Document:
     token_ids: tuple[int, ...]
     content_hash: str
     pinned: bool = False
+    stream: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -51,9 +53,18 @@ def require_text(text: str) -> str:
             "The document is empty or only white space; a document needs some text. Skip it instead of "
             "appending it."
         )
-    if any("\ud800" <= character <= "\udfff" for character in stripped):
-        raise WindowError(
-            "The document holds a lone surrogate, which is no character. Read it again in its own encoding, "
+    require_characters(stripped, what="document", error=WindowError)
+    return stripped
+
+
+def require_characters(text: str, *, what: str, error: type[RollingKVError]) -> None:
+    """Checks that `text`, the prompt's `what`, holds no half of a surrogate pair.
+
+    Raises:
+        RollingKVError: it does; of the type `error`.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise error(
+            f"The {what} holds a lone surrogate, which is no character. Read it again in its own encoding, "
             "or with errors='replace'."
         )
-    return stripped

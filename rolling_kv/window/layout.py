@@ -4,17 +4,18 @@ The model's own chat template frames them. The template is rendered once with ma
 instruction, the documents and the query; the text around the marks becomes part of the first and the last
 segment. So the pieces, put together, are exactly what the template renders, and the ids of a document never
 depend on its neighbours. Text that spells a special token is tokenised as ordinary text, so that a document
-cannot end the turn that it stands in.
+cannot end the turn that it stands in. The blank that SentencePiece-style tokenizers put before a text goes to
+the first text of the prompt alone, and never to a document or a query, wherever it stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from rolling_kv.errors import ConfigError, TemplateError
-from rolling_kv.window.document import Document, content_hash, require_text
+from rolling_kv.errors import ConfigError, TemplateError, UnknownDocumentError
+from rolling_kv.window.document import Document, content_hash, require_characters, require_text
 
 SegmentKind = Literal["instruction", "document", "query"]
 Message = Mapping[str, Any]
@@ -32,8 +33,15 @@ class Tokenizer(Protocol):
         """What the tokenizer puts before a plain text, such as a BOS id."""
         ...
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        """Token ids of `text`, nothing added; special tokens are recognised only when `special`."""
+    def encode(self, text: str, *, special: bool, first: bool = False) -> tuple[int, ...]:
+        """Token ids of `text`, nothing added; special tokens are recognised only when `special`.
+
+        Only what is `first` in a prompt may get the blank that some tokenizers put before a text.
+        """
+        ...
+
+    def offsets(self, text: str) -> tuple[tuple[int, int], ...]:
+        """For each token of `encode(text, special=False)`, the characters that it stands for, [from, to)."""
         ...
 
     @property
@@ -50,6 +58,8 @@ class Tokenizer(Protocol):
     ) -> str | None:
         """The chat template over `messages`; None without a template.
 
+        Equal messages are rendered equally on every day.
+
         Args:
             tools: definitions that the template may list.
             generation: whether the generation prompt follows.
@@ -62,12 +72,13 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of prompt tokens. `name` is the document's id, or the kind."""
+    """A run of prompt tokens. `name` is the document's id, or the kind; `stream` as in `Document`."""
 
     kind: SegmentKind
     name: str
     token_ids: tuple[int, ...]
     start: int
+    stream: tuple[tuple[int, ...], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -93,18 +104,14 @@ class Prompt:
         return tuple(segment for segment in self.segments if segment.kind != "query")
 
 
-Piece = tuple[SegmentKind, str, tuple[int, ...]]
-"""Kind, name and token ids of a segment to be."""
-
-
-def side_by_side(pieces: Iterable[Piece]) -> Prompt:
-    """The prompt that `pieces` make, one after the other."""
+def side_by_side(pieces: Iterable[Segment]) -> Prompt:
+    """The prompt that `pieces` make, one after the other, wherever they say they start."""
     segments: list[Segment] = []
     start = 0
-    for kind, name, ids in pieces:
-        if ids:
-            segments.append(Segment(kind=kind, name=name, token_ids=ids, start=start))
-            start += len(ids)
+    for piece in pieces:
+        if piece.token_ids:
+            segments.append(replace(piece, start=start))
+            start += len(piece.token_ids)
     return Prompt(segments=tuple(segments))
 
 
@@ -119,6 +126,16 @@ class Layout(Protocol):
         """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
         ...
 
+    def labelled(
+        self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
+    ) -> frozenset[int]:
+        """The prompt positions of the tokens that hold labelled characters: (document id, first, last + 1).
+
+        Raises:
+            UnknownDocumentError, ConfigError: there is no such document, or no such range in it.
+        """
+        ...
+
 
 class PromptLayout:
     """Lays out a window and a query for one model and one instruction.
@@ -129,10 +146,12 @@ class PromptLayout:
 
     Raises:
         TemplateError: the chat template does not keep instruction, documents and query in this order.
+        ConfigError: the instruction holds a lone surrogate.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, instruction: str) -> None:
         self._tokenizer = tokenizer
+        require_characters(instruction, what="instruction", error=ConfigError)
         self._instruction = instruction.strip()
         frame = _frame(tokenizer, instructed=bool(self._instruction))
         self._tail = frame.tail
@@ -147,11 +166,44 @@ class PromptLayout:
 
     def prompt(self, documents: Sequence[Document], query: str | None, *, answer_prefix: str = "") -> Prompt:
         """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
-        pieces: list[Piece] = [("instruction", "instruction", self._instruction_ids)]
-        pieces += [("document", document.id, document.token_ids) for document in documents]
+        pieces = [Segment("instruction", "instruction", self._instruction_ids, 0)]
+        pieces += [Segment("document", one.id, one.token_ids, 0, one.stream) for one in documents]
         if query is not None:
-            pieces.append(("query", "query", self._query_ids(query, answer_prefix)))
+            pieces.append(Segment("query", "query", self._query_ids(query, answer_prefix), 0))
         return side_by_side(pieces)
+
+    def labelled(
+        self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
+    ) -> frozenset[int]:
+        """The prompt positions of the tokens that hold labelled characters.
+
+        Args:
+            labels: (document id, first character, character after the last) in the document's own text.
+
+        Raises:
+            UnknownDocumentError, ConfigError: there is no such document, or no such range in it.
+        """
+        texts = {document.id: document.text for document in documents}
+        starts = {segment.name: segment.start for segment in prompt.segments if segment.kind == "document"}
+        positions: set[int] = set()
+        for name, first, stop in labels:
+            if name not in texts:
+                raise UnknownDocumentError(
+                    f"A label names the document {name!r}, which is not in the window of {len(texts)}."
+                )
+            text = texts[name]
+            if not 0 <= first < stop <= len(text):
+                raise ConfigError(
+                    f"A label names the characters {first} to {stop} of {name!r}, which has {len(text)}."
+                )
+            cut = len(text) - len(text.lstrip())
+            offsets = self._tokenizer.offsets(require_text(text) + "\n")
+            positions |= {
+                starts[name] + index
+                for index, (low, high) in enumerate(offsets)
+                if low < stop - cut and high > first - cut
+            }
+        return frozenset(positions)
 
     def _query_ids(self, query: str, answer_prefix: str) -> tuple[int, ...]:
         if not isinstance(query, str):
@@ -161,6 +213,8 @@ class PromptLayout:
         text = query.strip()
         if not text:
             raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")
+        require_characters(text, what="query", error=ConfigError)
+        require_characters(answer_prefix, what="answer prefix", error=ConfigError)
         if not self._tokenizer.spells_special_token(text + answer_prefix):  # nor across the two
             return self._tokenizer.encode(text + self._tail + answer_prefix, special=True)
         tail = self._tokenizer.encode(self._tail, special=True)
@@ -169,21 +223,24 @@ class PromptLayout:
     def _framed_ids(self, frame: _Frame) -> tuple[int, ...]:
         prefix = () if frame.templated else self._tokenizer.prefix_ids
         if not self._tokenizer.spells_special_token(self._instruction):
-            return prefix + self._encode_head(frame.head.replace(_INSTRUCTION, self._instruction))
+            return prefix + self._encode_head(frame.head.replace(_INSTRUCTION, self._instruction), first=True)
         before, after = frame.head.split(_INSTRUCTION)
-        before_ids = self._tokenizer.encode(before, special=True)
-        return prefix + before_ids + self._encode(self._instruction) + self._encode_head(after)
+        before_ids = self._tokenizer.encode(before, special=True, first=True)
+        instruction_ids = self._encode(self._instruction, first=not before)
+        return prefix + before_ids + instruction_ids + self._encode_head(after)
 
-    def _encode_head(self, text: str) -> tuple[int, ...]:
+    def _encode_head(self, text: str, *, first: bool = False) -> tuple[int, ...]:
         """Ids of `text` as they are before other text: white space splits differently at an end."""
+        if not text:
+            return ()
         following = self._tokenizer.encode(_TEXT, special=False)
-        ids = self._tokenizer.encode(text + _TEXT, special=True)
-        if text and ids[-len(following) :] == following:
+        ids = self._tokenizer.encode(text + _TEXT, special=True, first=first)
+        if ids[-len(following) :] == following:
             return ids[: -len(following)]
-        return self._tokenizer.encode(text, special=True)
+        return self._tokenizer.encode(text, special=True, first=first)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return self._tokenizer.encode(text, special=False) if text else ()
+    def _encode(self, text: str, *, first: bool = False) -> tuple[int, ...]:
+        return self._tokenizer.encode(text, special=False, first=first) if text else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ stored can be dropped without a trace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,22 @@ from rolling_kv.errors import (
 from rolling_kv.window.document import Document
 
 
+def parse_eviction(rule: str) -> int:
+    """How many documents are evicted at once: 1 for `oldest`, b for `batch:b`.
+
+    Raises:
+        ConfigError: there is no such rule.
+    """
+    if rule == "oldest":
+        return 1
+    batch = re.fullmatch(r"batch:([1-9][0-9]{0,5})", rule)
+    if batch is None:
+        raise ConfigError(
+            f"Unknown eviction {rule!r}. Known ones: oldest, batch:b (b documents, as batch:8)."
+        )
+    return int(batch[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Ordered documents, oldest first.
@@ -27,11 +44,14 @@ class Window:
         documents: what it holds; the same text may stand twice under two ids.
         max_documents: at most so many documents (None: no bound).
         max_tokens: at most so many document tokens (None: no bound).
+        batch: so many documents are evicted at once, after the window has grown by as many but one; the bound
+            on tokens is never passed.
     """
 
     documents: tuple[Document, ...] = ()
     max_documents: int | None = None
     max_tokens: int | None = None
+    batch: int = 1
 
     def __post_init__(self) -> None:
         for name, bound in (("window", self.max_documents), ("window_tokens", self.max_tokens)):
@@ -109,6 +129,23 @@ class Window:
             document, [*self.documents[:index], document, *self.documents[index + 1 :]]
         )
 
+    def next_after_append(self) -> tuple[Document, ...]:
+        """What is left when one more document comes; of average length, where tokens bound the window."""
+        kept = list(self.documents)
+        average = self.tokens // len(self) if len(self) else 0
+        grown = self.max_documents is not None and len(kept) + 1 > self.max_documents + self.batch - 1
+        evicted = 0
+        while kept and (
+            (grown and evicted < self.batch)
+            or (self.max_tokens is not None and sum(d.tokens for d in kept) + average > self.max_tokens)
+        ):
+            oldest = next((i for i, document in enumerate(kept) if not document.pinned), None)
+            if oldest is None:
+                break
+            kept.pop(oldest)
+            evicted += 1
+        return tuple(kept)
+
     def pin(self, document_id: str, *, pinned: bool = True) -> Window:
         """Marks a document so that appending never evicts it (or takes the mark away)."""
         index = self.index_of(document_id)
@@ -128,8 +165,10 @@ class Window:
     def _with_room_for(self, document: Document, kept: list[Document]) -> tuple[Window, tuple[Document, ...]]:
         """A window of `kept` without the oldest that do not fit; `document` and pinned ones stay."""
         evicted: list[Document] = []
-        while self._exceeds(kept):
+        while self._exceeds(kept) or 0 < len(evicted) < self.batch:
             oldest = next((i for i, d in enumerate(kept) if not d.pinned and d is not document), None)
+            if oldest is None and not self._exceeds(kept):
+                break
             if oldest is None:
                 raise WindowFullError(
                     f"The window is full ({len(self)} documents, {self.tokens} tokens), {document.id!r} "
@@ -140,7 +179,7 @@ class Window:
         return replace(self, documents=tuple(kept)), tuple(evicted)
 
     def _exceeds(self, documents: list[Document]) -> bool:
-        if self.max_documents is not None and len(documents) > self.max_documents:
+        if self.max_documents is not None and len(documents) > self.max_documents + self.batch - 1:
             return True
         return self.max_tokens is not None and sum(d.tokens for d in documents) > self.max_tokens
 

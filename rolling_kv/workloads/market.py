@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import datetime
 import random
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from rolling_kv.errors import ConfigError, WindowError
+from rolling_kv.workloads.request import LabelledRequest, TextSpan, holds_whole
 
 Detail = Literal["short", "long"]
 EventKind = Literal["price", "news", "filing"]
+QuestionKind = Literal["field", "copy"]
+
+INSTRUCTION = "You are a market analyst. Answer from the records."
 
 _START = datetime.date(2024, 3, 4)  # a Monday
 _HOLIDAYS = frozenset({(1, 1), (7, 4), (12, 25)})  # (month, day), the same every year
@@ -111,23 +115,34 @@ class MarketEvent:
             f"{self.id} has no field {name!r}; it has {', '.join(known for known, _ in self.fields)}"
         )
 
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where the value of each field stands in `text`: name to (start, stop), in characters."""
+        places: dict[str, tuple[int, int]] = {}
+        stop = 0
+        for name, value in self.fields:  # in text order, so that equal values keep their own places
+            start = self.text.index(value, stop)
+            stop = start + len(value)
+            places[name] = (start, stop)
+        return places
+
 
 @dataclass(frozen=True, slots=True)
 class MarketQuestion:
     """A question with exactly one right answer in its window.
 
     `answer_prefix` starts the assistant's turn; the right answer goes on with `expected`, which stands
-    verbatim in the text of the event `event_id`.
+    verbatim in the text of the event `event_id`, at `span` of the window.
     """
 
     query: str
     answer_prefix: str
     expected: str
     event_id: str
+    span: TextSpan
 
     def is_right(self, answer: str) -> bool:
-        """Whether `answer` holds `expected` whole: "7.12" is neither in "17.12" nor in "7.125"."""
-        return re.search(rf"(?<![\w.])(?<!\d,){re.escape(self.expected)}(?!\w|[.,]\d)", answer) is not None
+        """Whether `answer` holds `expected` whole; see `holds_whole`."""
+        return holds_whole(answer, self.expected)
 
 
 def market_events(seed: int, *, detail: Detail = "short") -> Iterator[MarketEvent]:
@@ -244,18 +259,19 @@ def market_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> M
     rng = random.Random(f"market-question:{seed}:{step}")
     event = rng.choice(_alone(_askable(window), window))
     name = "title" if event.kind == "filing" else rng.choice(event.fields)[0]
-    value = event.value(name)
+    place, stop = event.places()[name]
     company = _BY_TICKER[event.ticker]
     asked = {"close": "closing price", "headline": "news headline", "title": "filing title"}.get(name, name)
     if event.kind == "price" and len(event.fields) > 1:
         start = f" The {asked} of {company.name} on {_written(event.date)} was"
     else:
-        start = f" {event.text[: event.text.index(value)].rstrip()}"
+        start = f" {event.text[:place].rstrip()}"
     return MarketQuestion(
         query=f"\nQuestion: What was the {asked} of {company.name} on {_written(event.date)}?\nAnswer:",
         answer_prefix=start,
-        expected=value,
+        expected=event.text[place:stop],
         event_id=event.id,
+        span=TextSpan(window.index(event), place, stop),
     )
 
 
@@ -268,18 +284,52 @@ def copy_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> Mar
     rng = random.Random(f"copy-question:{seed}:{step}")
     event = rng.choice(_askable(window))
     company = _BY_TICKER[event.ticker]
-    start = event.text.index(event.fields[0][1])
-    last = event.fields[-1][1]
-    names = ", ".join(name for name, _ in event.fields)
+    places = event.places()
+    start, stop = min(places.values())[0], max(places.values())[1]
     return MarketQuestion(
         query=(
             f"\nQuestion: Copy these fields of the {event.kind} record of {company.name} on"
-            f" {_written(event.date)} exactly as they stand: {names}.\nAnswer:"
+            f" {_written(event.date)} exactly as they stand: {', '.join(places)}.\nAnswer:"
         ),
         answer_prefix=f" {event.text[:start].rstrip()}",
-        expected=event.text[start : event.text.rindex(last) + len(last)],
+        expected=event.text[start:stop],
         event_id=event.id,
+        span=TextSpan(window.index(event), start, stop),
     )
+
+
+def market_requests(
+    seed: int, *, documents: int, detail: Detail, question: QuestionKind
+) -> Iterator[LabelledRequest]:
+    """Labelled requests over the rolling window of the stream of `seed`.
+
+    The first is over the first `documents` events; each further one evicts the oldest and appends one.
+    `question` is "field" (`market_question`) or "copy" (`copy_question`). ConfigError for another one,
+    another `detail`, or fewer than one document.
+    """
+    ask = {"field": market_question, "copy": copy_question}.get(question)
+    if ask is None:
+        raise ConfigError(f"question is {question!r}; expected 'field' or 'copy'")
+    if documents < 1:
+        raise ConfigError(f"documents is {documents}; expected at least 1")
+    return _rolling(market_events(seed, detail=detail), ask, seed, documents)
+
+
+def _rolling(
+    events: Iterator[MarketEvent], ask: Callable[..., MarketQuestion], seed: int, documents: int
+) -> Iterator[LabelledRequest]:
+    window: deque[MarketEvent] = deque(islice(events, documents - 1), maxlen=documents)
+    for step, event in enumerate(events):
+        window.append(event)
+        asked = ask(window, seed=seed, step=step)
+        yield LabelledRequest(
+            documents=tuple(event.text for event in window),
+            query=asked.query,
+            answer_prefix=asked.answer_prefix,
+            expected=asked.expected,
+            spans=(asked.span,),
+            instruction=INSTRUCTION,
+        )
 
 
 def _askable(window: Sequence[MarketEvent]) -> list[MarketEvent]:

@@ -1,4 +1,4 @@
-"""Anchors against literal readings of their rules, and critical layers."""
+"""Anchors against literal readings of their rules."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import random
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
 
 from rolling_kv.engine.anchors import anchor_tokens
-from rolling_kv.engine.critical import critical_layers
 from rolling_kv.engine.host import TransformersHost
 from tests.engine.stock import stock_attention
 
@@ -57,16 +55,3 @@ def test_kvzip_is_the_attention_from_a_repetition(tiny_engine: TransformersHost)
         scores += groups.amax(dim=(1, 2)).mean(dim=0)
     expected = scores.topk(math.ceil(0.2 * len(DOCUMENT))).indices.sort().values.tolist()
     assert ours == tuple(expected)
-
-
-def test_published_and_guessed_critical_layers() -> None:
-    qwen = CONFIG_MAPPING["qwen3"](num_hidden_layers=36, hidden_size=4096)
-    assert critical_layers(qwen).layers == (20, 21, 19)
-    assert not critical_layers(qwen).guessed
-    llama = CONFIG_MAPPING["llama"](num_hidden_layers=30, hidden_size=576)
-    assert critical_layers(llama).guessed
-    assert sorted(critical_layers(llama).layers) == [13, 14, 15]
-    kinds = ["sliding_attention"] * 5 + ["full_attention"]
-    gemma = CONFIG_MAPPING["gemma3_text"](num_hidden_layers=18, layer_types=kinds * 3)
-    assert critical_layers(gemma).layers[0] == 11, "the full-attention layer of the middle third first"
-    assert len(critical_layers(CONFIG_MAPPING["llama"](num_hidden_layers=2)).layers) == 2

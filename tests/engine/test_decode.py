@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rolling_kv.engine.decode import Decoding, Guide, Sampling
+from rolling_kv.engine.decode import DecodeSettings, Decoding, Sampling, decoding_settings
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
+from rolling_kv.options import Guide
 from tests.engine.stock import stock_attention
 
 
@@ -32,11 +33,8 @@ def scripted(
         certain(ids[0]),
         step=lambda _: certain(next(upcoming)),
         tokenizer=engine.tokenizer,
-        sampling=Sampling(),
         eos_ids=frozenset({259}),
-        stop=stop,
-        max_new_tokens=limit,
-        guide=guide,
+        settings=DecodeSettings(stop=tuple(stop), max_new_tokens=limit, guide=guide),
     )
 
 
@@ -47,12 +45,10 @@ def test_greedy_decoding_is_transformers_generate(tiny_engine: TransformersHost)
     position = iter(range(len(ids), len(ids) + 24))
     decoding = Decoding(
         logits,
-        step=lambda token: tiny_engine.step(stitched, token, position=next(position)),
+        step=lambda token: tiny_engine.follow(stitched, [token], position=next(position))[-1],
         tokenizer=tiny_engine.tokenizer,
-        sampling=Sampling(),
         eos_ids=frozenset(),
-        stop=(),
-        max_new_tokens=24,
+        settings=DecodeSettings(max_new_tokens=24),
     )
     list(decoding)
     with stock_attention(tiny_engine) as model:
@@ -152,5 +148,24 @@ def test_sampling_settings_outside_their_bounds(settings: dict[str, float]) -> N
 def test_decoding_settings_outside_their_bounds(llama_engine: TransformersHost) -> None:
     with pytest.raises(ConfigError, match="max_new_tokens is 0"):
         scripted(llama_engine, "x", limit=0)
-    with pytest.raises(ConfigError, match="stop string is empty"):
+    with pytest.raises(ConfigError, match="empty one would end"):
         scripted(llama_engine, "x", stop=[""])
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [("END", ("END",)), (["a", "b"], ("a", "b")), ((), ())],
+    ids=["one", "several", "none"],
+)
+def test_options_are_parted_and_checked_before_anything_is_computed(
+    stop: str | Sequence[str], expected: tuple[str, ...]
+) -> None:
+    decoding, prefilling = decoding_settings({"stop": stop, "ratio": 0.3, "top_k": 2})
+    assert decoding == DecodeSettings(stop=expected, sampling=Sampling(top_k=2))
+    assert prefilling == {"ratio": 0.3}
+
+
+@pytest.mark.parametrize("stop", ["", ["END", ""], [None], [b"END"], None], ids=repr)
+def test_a_stop_string_that_is_none_is_refused(stop: Sequence[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^stop is"):
+        decoding_settings({"stop": stop})

@@ -122,7 +122,7 @@ def test_decoding_goes_on_as_the_stock_model_does(tiny_engine: TransformersHost)
     for position in range(90, 100):
         torch.testing.assert_close(logits, stock_logits(tiny_engine, tokens)[-1], atol=TOLERANCE, rtol=0)
         tokens.append(int(logits.argmax()))
-        logits = tiny_engine.step(stitched, tokens[-1], position=position)
+        logits = tiny_engine.follow(stitched, [tokens[-1]], position=position)[-1]
 
 
 def test_the_stock_prefill_of_the_host_is_untouched_by_ours(tiny_engine: TransformersHost) -> None:
@@ -130,7 +130,7 @@ def test_the_stock_prefill_of_the_host_is_untouched_by_ours(tiny_engine: Transfo
     logits, cache = tiny_engine.stock_prefill(ids)
     torch.testing.assert_close(logits, stock_logits(tiny_engine, ids)[-1], atol=TOLERANCE, rtol=0)
     tiny_engine.extend([], ids)
-    after = tiny_engine.stock_step(cache, 65)
+    after = tiny_engine.stock_follow(cache, [65])[-1]
     torch.testing.assert_close(after, stock_logits(tiny_engine, [*ids, 65])[-1], atol=TOLERANCE, rtol=0)
 
 

@@ -40,7 +40,7 @@ def test_probing_an_exact_context_sees_the_stock_attention(tiny_engine: Transfor
     weights = stock_weights(tiny_engine)
     for layers in ([0], [3], [1, 4], range(tiny_engine.layers)):
         expected = sum(weights[layer][:, START:, :START].sum(dim=(0, 1)) for layer in layers)
-        mass = probe_context(tiny_engine, exact(tiny_engine), QUERY, start=START, layers=layers)
+        mass = probe_context(tiny_engine, exact(tiny_engine), QUERY, start=START, layers=layers).sum(0)
         torch.testing.assert_close(mass, expected, atol=1e-4, rtol=1e-4)
 
 

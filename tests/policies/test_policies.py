@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolling_kv.errors import UnknownPolicyError
-from rolling_kv.policies import POLICIES
+from rolling_kv.policies import POLICIES, create_policy
 from rolling_kv.policies.base import SelectionInput, Span, budget
 from rolling_kv.policies.fixed_chunk import FixedChunk
 from rolling_kv.policies.random_document import RandomDocument
@@ -67,8 +67,12 @@ def selections(draw: st.DrawFn) -> tuple[list[float], list[tuple[int, int]], int
     return deviation, spans, draw(st.integers(1, tokens - 1))
 
 
+EVERY_NEED = {need for name in POLICIES for need in POLICIES.create(name).needs}
+
+
 def given_input(deviation: list[float], spans: list[tuple[int, int]], k: int) -> SelectionInput:
-    return SelectionInput(k=k, spans=[Span(*span) for span in spans], score=torch.tensor(deviation))
+    scores = dict.fromkeys(EVERY_NEED, torch.tensor(deviation))
+    return SelectionInput(k=k, spans=[Span(*span) for span in spans], scores=scores)
 
 
 def literal_single_window(deviation: list[float], k: int) -> list[int]:
@@ -239,14 +243,58 @@ def test_budget_is_the_equation(tokens: int, ratio: float) -> None:
 
 
 def test_the_registry_makes_what_it_names() -> None:
-    assert len(list(POLICIES)) == 13
+    assert len(list(POLICIES)) == 14
     for name in POLICIES:
-        assert POLICIES.create(name).name == name
+        assert POLICIES.create(name).name.partition(":")[0] == name
         assert POLICIES.create(name) is not POLICIES.create(name)
     with pytest.raises(
         UnknownPolicyError, match=r"'magic'.*Known ones: direct-reuse, document-aligned, epic"
     ):
         POLICIES.create("magic")
+
+
+@pytest.mark.parametrize(
+    "name", ["sink-repair:sink-repair", "sink-repair:direct-reuse", "epic:epic", "x:epic"]
+)
+def test_only_policies_that_spend_a_budget_can_be_wrapped(name: str) -> None:
+    with pytest.raises(UnknownPolicyError):
+        create_policy(name)
+
+
+WRAPPED = sorted(set(POLICIES) - {"direct-reuse", "full-prefill", "sink-repair"})
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@settings(max_examples=60, deadline=None)
+@given(case=selections(), data=st.data())
+def test_sinks_first_and_the_rest_as_if_they_were_not_there(
+    name: str, case: tuple[list[float], list[tuple[int, int]], int], data: st.DataObject
+) -> None:
+    """A fifth of k goes to the sinks that deviate most; the wrapped policy sees a prompt without them."""
+    deviation, spans, k = case
+    known = data.draw(st.lists(st.booleans(), min_size=len(deviation), max_size=len(deviation)))
+    sinks = [d if is_sink else -math.inf for d, is_sink in zip(deviation, known, strict=True)]
+    policy = create_policy(f"sink-repair:{name}")
+    assert policy.name == f"sink-repair:{name}"
+    scores = {
+        need: torch.tensor(sinks if need.signal == "sink-deviation" else deviation) for need in policy.needs
+    }
+    chosen = policy.select(SelectionInput(k=k, spans=[Span(*span) for span in spans], scores=scores)).tolist()
+    count = min(-(-k // 5), sum(known))
+    repaired = [i for i in literal_token_topk(sinks, count)]
+    others = [index for index in range(len(deviation)) if index not in repaired]
+    rest: list[int] = []
+    if count < k:
+        left = [(others.index(span[0]), others.index(span[-1]) + 1) for span in whole(spans, others)]
+        inner = create_policy(name).select(given_input([deviation[i] for i in others], left, k - count))
+        rest = [others[index] for index in inner.tolist()]
+    assert chosen == sorted(repaired + rest)
+
+
+def whole(spans: list[tuple[int, int]], kept: list[int]) -> list[list[int]]:
+    """The kept tokens of each span that has some."""
+    inside = [[index for index in kept if start <= index < stop] for start, stop in spans]
+    return [span for span in inside if span]
 
 
 def test_every_policy_is_documented() -> None:

@@ -17,6 +17,7 @@ IDENTITY = ModelIdentity(
     rope="33" * 16,
     dtype="float32",
     device="cpu",
+    runtime="torch 0, transformers 0",
 )
 INSTRUCTION = (1, 2, 3)
 

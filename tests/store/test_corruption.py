@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -16,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rolling_kv.errors import CorruptPayloadError
+from rolling_kv.errors import CorruptPayloadError, StoreError
+from rolling_kv.store import payload as payload_module
 from rolling_kv.store.disk import DiskStore
 from rolling_kv.store.lineage import Lineage
 from tests.store.samples import assert_same, in_dtype, kv_of, lineage
@@ -251,6 +253,51 @@ def test_what_the_caller_does_to_loaded_kv_does_not_reach_the_store(disk: DiskSt
     assert loaded is not None
     loaded.k.zero_()
     assert_same(disk.get(HERE), kv_of(HERE))
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.EMFILE, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get
+)
+def test_a_payload_that_the_system_cannot_read_now_stays_where_it_is(
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk.put(HERE, kv_of(HERE))
+    path = payload(disk)
+    opened = Path.open
+
+    def fail(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self == path:
+            raise OSError(number, os.strerror(number))
+        return opened(self, *args, **kwargs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "open", fail)
+        with pytest.raises(StoreError, match=r"could not be read .*left as it is") as caught:
+            disk.get(HERE)
+        assert type(caught.value) is StoreError
+        assert len(disk.check_integrity()) == 1
+    assert_same(disk.get(HERE), kv_of(HERE))
+    assert not (disk.folder / "quarantine").exists()
+
+
+def test_loaded_kv_is_mapped_and_read_once(disk: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is copied, and each byte goes through the checksum one time."""
+    disk.put(HERE, kv_of(HERE, layers=30, head_dim=64))
+    hashed: list[int] = []
+    checksum = payload_module._checksum
+
+    def counted(origin: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
+        hashed.append(len(tensors))
+        return checksum(origin, tensors)
+
+    monkeypatch.setattr(payload_module, "_checksum", counted)
+    loaded = disk.get(HERE)
+    assert hashed == [3]
+    assert loaded is not None
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if HERE.key in line]
+    spans = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
+    for tensor in (loaded.k, loaded.v):
+        assert any(low <= tensor.data_ptr() < high for low, high in spans)
 
 
 class Trap:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rolling_kv.errors import (
+    CorruptPayloadError,
     StoreError,
     StoreFormatError,
     StoreFullError,
@@ -87,7 +88,7 @@ def test_when_a_segment_was_stored_comes_from_the_clock(folder: Path) -> None:
     store.close()
     (path,) = folder.rglob("*.safetensors")
     assert (row.key, row.namespace, row.tokens, row.context_tokens) == (NOW.key, "default", 3, 3)
-    assert (row.created, row.bytes) == (1234.5, path.stat().st_size)
+    assert (row.created, row.used, row.bytes) == (1234.5, 1234.5, path.stat().st_size)
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])
@@ -299,8 +300,11 @@ def test_the_index_can_be_rebuilt_from_the_files(folder: Path) -> None:
     assert (report.indexed, report.missing, report.damaged) == (2, (), ())
     assert seen[0] == (0, 2)
     assert seen[-1] == (2, 2)
-    assert {replace(row, created=0) for row in again.rows()} == {replace(row, created=0) for row in rows}
-    assert again.namespaces() == {"default": IDENTITY}
+    when = {"created": 0, "used": 0}
+    assert {replace(row, **when) for row in again.rows()} == {replace(row, **when) for row in rows}
+    assert again.namespaces() == {"default": replace(IDENTITY, name="")}
+    again.claim("default", IDENTITY)
+    assert again.namespaces() == {"default": IDENTITY}, "only the files do not say what it is called"
     for where in (BEFORE, NOW):
         assert_same(again.get(where), kv_of(where))
     again.close()
@@ -326,3 +330,104 @@ def test_rebuilding_sets_damaged_files_aside_and_forgets_missing_ones(disk: Disk
 def test_provenance_is_what_a_segment_was_computed_from(disk: DiskStore) -> None:
     disk.put(NOW, kv_of(NOW))
     assert disk.provenance(NOW.key) == NOW.describe()
+
+
+def test_equal_models_under_other_names_make_one_file(folder: Path) -> None:
+    files = []
+    for name in ("models/a", "/mnt/a copy"):
+        identity = replace(IDENTITY, name=name)
+        store = DiskStore(folder.with_name(name.replace("/", " ")))
+        where = lineage(7, 8, identity=identity)
+        store.put(where, kv_of(where))
+        (path,) = store.folder.glob("segments/*/*")
+        files.append((path.name, path.read_bytes()))
+        store.close()
+    assert files[0] == files[1]
+
+
+def test_a_namespace_is_of_the_same_values_in_every_dtype(disk: DiskStore) -> None:
+    disk.claim("default", replace(IDENTITY, model="aa-11"))
+    disk.claim("default", replace(IDENTITY, model="aa-22", dtype="bfloat16"))
+    with pytest.raises(StoreModelMismatchError):
+        disk.claim("default", replace(IDENTITY, model="bb-11"))
+    with pytest.raises(StoreModelMismatchError, match="float16 rounds weights"):
+        disk.claim("default", replace(IDENTITY, model="cc-33", dtype="float16"))
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Without the files that SQLite makes for readers."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "sqlite-" not in path.name]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_looking_into_a_store_changes_nothing(folder: Path) -> None:
+    writer = DiskStore(folder)
+    writer.claim("default", IDENTITY)
+    for where in (BEFORE, NOW):
+        writer.put(where, kv_of(where))
+    writer.close()
+    (damaged,) = folder.glob(f"segments/*/{NOW.key}*")
+    damaged.write_bytes(b"x" * 50)
+    before = contents(folder)
+    reader = DiskStore(folder, read_only=True)
+    assert_same(reader.get(BEFORE), kv_of(BEFORE))
+    with pytest.raises(CorruptPayloadError):
+        reader.get(NOW)
+    assert len(reader.check_integrity()) == 1
+    assert reader.namespaces() == {"default": IDENTITY}
+    for write in (
+        lambda: reader.put(lineage(1), kv_of(lineage(1))),
+        lambda: reader.forget("default", "0"),
+        reader.rebuild,
+    ):
+        with pytest.raises(StoreReadOnlyError, match="opened to be read"):
+            write()
+    reader.close()
+    assert contents(folder) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as somebody else")
+def test_a_store_that_may_not_be_written_can_be_looked_into() -> None:
+    """By a user who may read the folder and not write it."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "store"
+        writer = DiskStore(folder)
+        writer.put(NOW, kv_of(NOW))
+        writer.close()
+        for path in (Path(parent), *Path(parent).rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(StoreReadOnlyError):
+                DiskStore(folder)
+            reader = DiskStore(folder, read_only=True)
+            assert_same(reader.get(NOW), kv_of(NOW))
+            assert reader.check_integrity() == []
+            reader.close()
+        finally:
+            os.seteuid(0)
+
+
+def test_looking_into_a_folder_without_a_store_makes_none(folder: Path) -> None:
+    folder.mkdir()
+    with pytest.raises(StoreError):
+        DiskStore(folder, read_only=True)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_failure_in_a_transaction_undoes_all_of_it(
+    disk: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    disk.put(BEFORE, kv_of(BEFORE))
+    disk._quota = 1
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "_remove", fail)
+        with pytest.raises(KeyboardInterrupt):
+            disk.put(NOW, kv_of(NOW))
+    assert [row.key for row in disk.rows()] == [BEFORE.key]
+    assert disk._index.keys_with(NOW.segment.digest) == []
+    disk.put(NOW, kv_of(NOW))
+    assert [row.key for row in disk.rows()] == [NOW.key]

@@ -22,7 +22,7 @@ def test_the_same_ingredients_give_the_same_key() -> None:
     assert len(lineage(7, 8).key) == 32
 
 
-@pytest.mark.parametrize("field", ["model", "tokenizer", "rope", "dtype", "device"])
+@pytest.mark.parametrize("field", ["model", "tokenizer", "rope", "dtype", "device", "runtime"])
 def test_each_part_of_the_model_is_in_the_key(field: str) -> None:
     other = replace(IDENTITY, **{field: "other"})
     assert lineage(7, identity=other).key != lineage(7).key

@@ -29,7 +29,7 @@ def plan(mode: str, **shape: bool | int) -> Plan:
     return make_plan(
         prompt(**shape),  # type: ignore[arg-type]
         conditioning=parse_conditioning(mode),
-        lineage_of=lambda path: make_lineage(IDENTITY, namespace="n", path=path),
+        lineage_of=lambda path, *, gap=0: make_lineage(IDENTITY, namespace="n", path=path, gap=gap),
     )
 
 

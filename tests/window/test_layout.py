@@ -176,6 +176,17 @@ def test_text_that_no_file_can_hold_is_refused(text: str) -> None:
         layout.document(text, document_id="x")
 
 
+@pytest.mark.parametrize("text", ["\ud800", "half a pair: \udc80"])
+def test_a_lone_surrogate_is_refused_wherever_it_stands(text: str) -> None:
+    layout = PromptLayout(tokenizer(CHATML), instruction="")
+    with pytest.raises(ConfigError, match="instruction holds a lone surrogate"):
+        PromptLayout(tokenizer(CHATML), instruction=text)
+    with pytest.raises(ConfigError, match="query holds a lone surrogate"):
+        layout.prompt([], text)
+    with pytest.raises(ConfigError, match="answer prefix holds a lone surrogate"):
+        layout.prompt([], QUERY, answer_prefix=text)
+
+
 @pytest.mark.parametrize("text", [None, b"bytes", 7])
 def test_what_is_not_text_is_refused(text: str) -> None:
     layout = PromptLayout(tokenizer(CHATML), instruction="")

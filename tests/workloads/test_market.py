@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
-from rolling_kv.workloads.market import MarketEvent, copy_question, market_events, market_question
+from rolling_kv.errors import ConfigError
+from rolling_kv.workloads.market import (
+    MarketEvent,
+    copy_question,
+    market_events,
+    market_question,
+    market_requests,
+)
 
 
 def taken(seed: int, count: int, **options: str) -> list[MarketEvent]:
@@ -41,10 +49,49 @@ def test_every_question_has_one_right_answer(detail: str, ask) -> None:  # type:
         question = ask(window, seed=9, step=step)
         assert question == ask(window, seed=9, step=step)
         [source] = [event for event in window if event.id == question.event_id]
-        assert question.expected in source.text
+        assert window[question.span.document] is source
+        assert question.expected == source.text[question.span.start : question.span.stop]
         assert question.is_right(f"It was {question.expected}.")
         same = [e for e in window if (e.kind, e.ticker, e.date) == (source.kind, source.ticker, source.date)]
         assert same == [source]
+
+
+def test_equal_values_have_their_own_places() -> None:
+    event = replace(
+        taken(4, 1, detail="long")[0],
+        text="prices in dollars: open 7.10, high 7.10, low 7.10, close 7.10",
+        fields=(("open", "7.10"), ("high", "7.10"), ("low", "7.10"), ("close", "7.10")),
+    )
+    assert event.places() == {"open": (24, 28), "high": (35, 39), "low": (45, 49), "close": (57, 61)}
+
+
+@pytest.mark.parametrize("detail", ["short", "long"])
+def test_every_field_is_where_it_is_said_to_be(detail: str) -> None:
+    for event in taken(5, 500, detail=detail):
+        for name, (start, stop) in event.places().items():
+            assert event.text[start:stop] == event.value(name)
+            if detail == "long" and event.kind == "price":
+                assert event.text[:start].endswith(f" {name} ")
+
+
+@pytest.mark.parametrize(("question", "ask"), [("field", market_question), ("copy", copy_question)])
+def test_requests_roll_by_one_event(question: str, ask) -> None:  # type: ignore[no-untyped-def]
+    events = taken(6, 40, detail="long")
+    requests = market_requests(6, documents=8, detail="long", question=question)  # type: ignore[arg-type]
+    for step, request in enumerate(islice(requests, 33)):
+        window = events[step : step + 8]
+        assert request.documents == tuple(event.text for event in window)
+        asked = ask(window, seed=6, step=step)
+        assert (request.query, request.expected) == (asked.query, asked.expected)
+        assert request.spans == (asked.span,)
+
+
+def test_requests_of_another_kind_are_refused() -> None:
+    for changes in ({"question": "sum"}, {"detail": "tiny"}, {"documents": 0}):
+        [(name, value)] = changes.items()
+        options = {"documents": 8, "detail": "short", "question": "field"} | changes
+        with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected"):
+            market_requests(0, **options)  # type: ignore[arg-type]
 
 
 def test_a_right_answer_is_whole() -> None:

@@ -64,7 +64,7 @@ def schema_instruction(schema: Mapping[str, Any]) -> str:
 
 
 class GrammarGuide:
-    """A guide (`rolling_kv.engine.decode.Guide`) that keeps one answer to a grammar."""
+    """A guide (`rolling_kv.options.Guide`) that keeps one answer to a grammar."""
 
     def __init__(self, vocabulary: LLTokenizer, grammar: str) -> None:
         self._matcher = LLMatcher(vocabulary, grammar)

@@ -125,8 +125,8 @@ class _CountingStore:
         self._store = store
         self.written = 0
 
-    def put(self, lineage: Lineage, kv: SegmentKV) -> None:
-        self._store.put(lineage, kv)
+    def put(self, lineage: Lineage, kv: SegmentKV, *args: Any, **kwargs: Any) -> None:
+        self._store.put(lineage, kv, *args, **kwargs)
         self.written += len(kv)
 
     def __getattr__(self, name: str) -> Any:

@@ -53,9 +53,10 @@ class ScriptedEngine(TransformersHost):
         self._replies[id(stitched)] = len(token_ids), reply
         return torch.nn.functional.one_hot(torch.tensor(reply[0]), _VOCABULARY).float()
 
-    def step(self, stitched: StitchedKV, token_id: int, *, position: int) -> torch.Tensor:
+    def follow(self, stitched: StitchedKV, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         start, reply = self._replies[id(stitched)]
-        return torch.nn.functional.one_hot(torch.tensor(reply[position - start + 1]), _VOCABULARY).float()
+        upcoming = reply[position - start + 1 :][: len(token_ids)]
+        return torch.nn.functional.one_hot(torch.tensor(upcoming), _VOCABULARY).float()
 
 
 @cache

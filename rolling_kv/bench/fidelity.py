@@ -1,0 +1,160 @@
+"""How near an arm comes to full prefill on one request, over the full-prefill answer (teacher forcing)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rolling_kv.answer import Usage
+from rolling_kv.options import PrefillOptions
+from rolling_kv.session import RollingSession
+from rolling_kv.workloads import LabelledRequest
+
+if TYPE_CHECKING:
+    import torch
+
+STOP = ("\n",)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to prefill; `name` is unique among arms."""
+
+    policy: str
+    ratio: float
+    selection_layer: int = 1
+
+    @property
+    def name(self) -> str:
+        layer = "" if self.selection_layer == 1 else f"@layer{self.selection_layer}"
+        return f"{self.policy}{layer} {self.ratio:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The answer of full prefill, greedy.
+
+    Args:
+        token_ids: of the answer.
+        ended: whether its end was a token of its own, which is then compared as well.
+        logits: [tokens + 1, vocabulary]: after the prompt, and after each token.
+        right: whether it is the expected answer; None when that is not known.
+        ttft: seconds.
+    """
+
+    token_ids: tuple[int, ...]
+    ended: bool
+    logits: torch.Tensor
+    text: str
+    right: bool | None
+    ttft: float
+    prompt_tokens: int
+
+    @property
+    def compared(self) -> int:
+        """How many of the logits predict a part of the answer."""
+        return len(self.token_ids) + self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an arm made of a request.
+
+    Args:
+        agrees: its greedy answer is full prefill's, token by token.
+        top1: the share of positions of the full-prefill answer at which both predict the same token.
+        kl: mean KL(full prefill || arm) over those positions, in nats.
+        recall, captured_deviation, segments, k: as in `SelectionStats`.
+        select, ttft: seconds.
+        computed: prompt tokens that went through the model at `ask`, and those of passes before it.
+    """
+
+    agrees: bool
+    top1: float
+    kl: float
+    recall: float | None
+    captured_deviation: float | None
+    segments: int
+    k: int
+    select: float
+    ttft: float
+    computed: int
+    degraded: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def labels_of(session: RollingSession, request: LabelledRequest) -> list[tuple[str, int, int]]:
+    """The request's spans as labels of the documents in the window."""
+    ids = [document.id for document in session.documents]
+    return [(ids[span.document], span.start, span.stop) for span in request.spans]
+
+
+def reference_of(session: RollingSession, request: LabelledRequest, *, max_new_tokens: int) -> Reference:
+    """Answers the request by full prefill; the session's window holds its documents."""
+    answer = session.ask(
+        request.query,
+        answer_prefix=request.answer_prefix,
+        policy="full-prefill",
+        max_new_tokens=max_new_tokens,
+        stop=STOP,
+    )
+    forced = session.score(
+        request.query, answer.token_ids, answer_prefix=request.answer_prefix, policy="full-prefill"
+    )
+    return Reference(
+        token_ids=answer.token_ids,
+        ended=answer.finish_reason == "eos",
+        logits=forced.logits,
+        text=answer.text,
+        right=request.is_right(answer.text) if request.expected else None,
+        ttft=min(answer.timing.ttft, forced.timing.ttft),
+        prompt_tokens=answer.usage.prompt_tokens,
+    )
+
+
+def measure(
+    session: RollingSession, request: LabelledRequest, reference: Reference, arm: Arm, *, stats: bool = True
+) -> Outcome:
+    """Runs `arm` on the request, and compares it with the reference.
+
+    Args:
+        stats: also takes the captured deviation, which costs a pass up to the selection layer.
+    """
+    options: PrefillOptions = {
+        "answer_prefix": request.answer_prefix,
+        "policy": arm.policy,
+        "ratio": arm.ratio,
+        "selection_layer": arm.selection_layer,
+        "labels": labels_of(session, request),
+        "measure_deviation": stats,
+    }
+    forced = session.score(request.query, reference.token_ids, **options)
+    same, kl = compare(reference, forced.logits)
+    selection = forced.trace.selection
+    return Outcome(
+        agrees=all(same),
+        top1=sum(same) / len(same),
+        kl=kl,
+        recall=selection.recall,
+        captured_deviation=selection.captured_deviation,
+        segments=selection.segments,
+        k=selection.k,
+        select=forced.timing.select,
+        ttft=forced.timing.ttft,
+        computed=_computed(forced.usage),
+        degraded=forced.usage.degraded,
+    )
+
+
+def compare(reference: Reference, logits: torch.Tensor) -> tuple[Sequence[bool], float]:
+    """For every compared position whether both predict the same token, and the mean KL in nats."""
+    full, arm = (one[: reference.compared].double().log_softmax(-1) for one in (reference.logits, logits))
+    same = (full.argmax(-1) == arm.argmax(-1)).tolist()
+    return same, float((full.exp() * (full - arm)).sum(-1).mean())
+
+
+def _computed(usage: Usage) -> int:
+    return usage.recomputed + usage.computed + usage.ingested

@@ -1,0 +1,92 @@
+"""Plots, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rolling_kv.errors import MissingExtraError
+
+
+def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """A panel a workload: answer agreement over TTFT, a line a policy over its ratios (QCFuse, figure 10)."""
+    workloads = list(dict.fromkeys(entry["workload"] for entry in entries))
+    columns = min(3, len(workloads))
+    lines = -(-len(workloads) // columns)
+    figure, axes = _figure(lines, columns, width=5.2, height=4.2)
+    policies = list(dict.fromkeys(entry["policy"] for entry in entries))
+    for panel, workload in zip(axes.flat, workloads, strict=False):
+        for index, policy in enumerate(policies):
+            own = [e for e in entries if e["workload"] == workload and e["policy"] == policy]
+            panel.plot(
+                [1 / entry["speedup"] for entry in own],
+                [entry["answer_agreement"]["share"] for entry in own],
+                marker="os^vD*"[index % 6],
+                color=f"C{index % 10}",
+                linestyle="-" if index < 10 else "--",
+                markersize=4,
+                linewidth=1,
+                label=policy,
+            )
+        panel.scatter([1], [1], marker="*", color="black", zorder=3, label="full-prefill")
+        panel.set_title(f"{workload}, {own[0]['requests']} requests", fontsize=9)
+        panel.set_xlabel("time to first token, full prefill = 1")
+        panel.set_ylabel("answers equal to full prefill's")
+        panel.set_ylim(-0.03, 1.03)
+        panel.grid(alpha=0.3)
+    for panel in axes.flat[len(workloads) :]:
+        panel.set_axis_off()
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def curves(
+    panels: Sequence[tuple[str, str, str, dict[str, tuple[Sequence[Any], Sequence[float]]]]],
+    path: Path,
+    *,
+    title: str,
+) -> None:
+    """Line plots side by side.
+
+    Args:
+        panels: each a title, the names of its axes, and its lines: label to (x, y).
+    """
+    figure, axes = _figure(1, len(panels), width=4.6, height=3.8)
+    for panel, (name, x_name, y_name, lines) in zip(axes.flat, panels, strict=True):
+        for label, (x, y) in lines.items():
+            if len(x) == 1:
+                panel.axhline(y[0], linestyle="--", color="gray", label=label)
+            else:
+                panel.plot(x, y, marker="o", markersize=3, linewidth=1, label=label)
+        panel.set(title=name, xlabel=x_name, ylabel=y_name, ylim=(-0.03, 1.03))
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def require_plots() -> None:
+    """Fails early where plots cannot be made.
+
+    Raises:
+        MissingExtraError
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "Plots need matplotlib, which is not installed. Run: pip install 'rolling-kv[bench]'"
+        ) from error
+
+
+def _figure(lines: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
+    require_plots()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(lines, columns, squeeze=False)

@@ -1,0 +1,192 @@
+"""`rolling-kv bench`: measurements on the user's own machine and model."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rolling_kv.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+)
+from rolling_kv.cli.output import print_json, progress_bar, results
+from rolling_kv.config import require_ratio
+from rolling_kv.errors import ConfigError
+from rolling_kv.policies import POLICIES
+from rolling_kv.workloads import LABELLED
+
+if TYPE_CHECKING:
+    from rolling_kv.engine.host import TransformersHost
+
+app = typer.Typer(help="Measures on this machine: policies.", no_args_is_help=True)
+
+
+@app.command()
+def policies(
+    out: Annotated[
+        Path, typer.Option(help="A folder for rows, report, table and plot; a run that was stopped goes on.")
+    ],
+    model: ModelOption = "demo",
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(LABELLED)}, or a .jsonl file; may be repeated. Default: all but market-copy."
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help=f"May be repeated; default: all. Known ones: {', '.join(POLICIES)}."),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(help="Share to recompute; may be repeated. Default: 5, 10, 20, 30, 50%."),
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Of each workload.")] = 12,
+    documents: Annotated[str, typer.Option(help="Of a request: a number, or a range such as 16-32.")] = "16",
+    conditioning: Annotated[
+        str, typer.Option(help="isolated, instruction or window:<documents>.")
+    ] = "isolated",
+    seed: Annotated[int, typer.Option(help="Of the workloads.")] = 0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Runs all recompute policies at equal budgets on labelled requests, against full prefill.
+
+    Agreement: the greedy answer is full prefill's, token by token. KL and top-1 agreement are over the
+    full-prefill answer, teacher-forced. Recall: labelled tokens among those that were selected.
+    """
+    from rolling_kv.bench.plots import quality_against_ttft, require_plots
+    from rolling_kv.bench.policies import RATIOS, WORKLOADS, PoliciesRun, markdown, run, summarise
+    from rolling_kv.bench.requests import parse_documents
+
+    require_plots()
+    if requests < 1:
+        raise ConfigError(f"--requests is {requests}; expected at least 1.")
+    plan = PoliciesRun(
+        workloads=tuple(workload or WORKLOADS),
+        policies=tuple(policy or ()),
+        ratios=tuple(require_ratio(one) for one in ratio or RATIOS),
+        conditioning=conditioning,
+        documents=parse_documents(documents),
+        requests=requests,
+        seed=seed,
+    )
+    plan.arms()  # names an unknown policy before the model is loaded
+    with progress_bar() as progress:
+        engine = loaded(model, dtype=dtype, device=device, progress=progress)
+        rows = run(
+            engine,
+            plan,
+            rows_path=out / "rows.jsonl",
+            progress=lambda done, total, what: progress(f"{done} of {total} requests, {what}", done / total),
+        )
+    entries = summarise(rows)
+    report = about(engine) | {"settings": asdict(plan), "full_prefill": _full(rows), "entries": entries}
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    workloads = list(dict.fromkeys(entry["workload"] for entry in entries))
+    tables = [f"### {name}\n\n{markdown(entries, workload=name)}\n" for name in workloads]
+    (out / "table.md").write_text("\n".join(tables), encoding="utf-8")
+    title = f"{engine.name}, {plan.conditioning}, {documents} documents"
+    quality_against_ttft(entries, out / "quality-ttft.png", title=title)
+    if as_json:
+        print_json(report)
+    else:
+        results.print(_table(entries, workload=workloads[-1]))
+        results.print(
+            f"Written to {out}: report.json, table.md, quality-ttft.png, rows.jsonl.", highlight=False
+        )
+
+
+def loaded(model: str, *, dtype: str, device: str, progress: Any) -> TransformersHost:
+    """The engine of a command."""
+    from rolling_kv.engine import load_engine
+
+    return load_engine(model, dtype=dtype, device=device, progress=progress)
+
+
+def about(engine: TransformersHost) -> dict[str, Any]:
+    """What a report says of the machine and the model."""
+    import torch
+
+    on_gpu = engine.device.type == "cuda"
+    return {
+        "model": asdict(engine.identity),
+        "hardware": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+            "gpu": torch.cuda.get_device_name(engine.device) if on_gpu else None,
+        },
+        "versions": {name: version(name) for name in ("torch", "transformers", "rolling-kv")},
+        "critical_layers": {
+            "layers": list(engine.traits.critical_layers),
+            "source": engine.traits.critical_source,
+        },
+    }
+
+
+def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How often full prefill itself was right, by workload."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        one = found.setdefault(row["workload"], {"requests": 0, "right": 0, "prompt_tokens": [], "ttft": []})
+        one["requests"] += 1
+        one["right"] += bool(row["full_prefill"]["right"])
+        one["prompt_tokens"].append(row["prompt_tokens"])
+        one["ttft"].append(row["full_prefill"]["ttft"])
+    for one in found.values():
+        for key in ("prompt_tokens", "ttft"):
+            one[f"{key}_median"] = sorted(one.pop(key))[one["requests"] // 2]
+    return found
+
+
+def _table(entries: list[dict[str, Any]], *, workload: str) -> Table:
+    title = f"{workload}: answers equal to full prefill's (95% interval)"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    columns = (
+        "policy",
+        "ratio",
+        "agreement",
+        "top-1",
+        "KL",
+        "recall",
+        "captured",
+        "segments",
+        "select",
+        "sooner",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for entry in entries:
+        if entry["workload"] != workload:
+            continue
+        agreement = entry["answer_agreement"]
+        table.add_row(
+            entry["policy"],
+            f"{entry['ratio']:.0%}",
+            f"{agreement['share']:.2f} ({agreement['low']:.2f} to {agreement['high']:.2f})",
+            f"{entry['top1']:.2f}",
+            f"{entry['kl']:.3f}",
+            _figure(entry["recall"]),
+            _figure(entry["captured_deviation"]),
+            f"{entry['segments']:.0f}",
+            f"{entry['select_seconds'] * 1000:.0f} ms",
+            f"{entry['speedup']:.1f}x",
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,74 @@
+"""Pre-roll: the next window, prefilled exactly in the agent's idle time.
+
+Between calls the next window is known up to its new document: today's minus the oldest. Each of its segments
+is computed after all that precede it, by the same canonical passes as everything else, so what is there when
+the next call comes is a longer exact prefix, and a complete pre-roll leaves only the new document and the
+query to compute. A wrong guess costs nothing but the idle time: segments that the next window shares with the
+guess, from its beginning on, are still exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Event, Thread
+
+_POLL = 0.002  # seconds between looks whether a request is still waiting
+
+
+@dataclass(frozen=True, slots=True)
+class PrerollReport:
+    """What a pre-roll did.
+
+    Args:
+        segments: of the predicted window that are now exact, of `of`.
+        computed: tokens of passes that were run for it.
+    """
+
+    segments: int
+    of: int
+    computed: int
+
+    @property
+    def complete(self) -> bool:
+        return self.segments == self.of
+
+
+class BackgroundPreroll:
+    """Runs steps of a pre-roll in a thread of its own, and makes way for requests.
+
+    Args:
+        step: computes one segment under the session's lock; False when nothing is left, or no longer wanted.
+        wanted: whether a request waits for the lock.
+    """
+
+    def __init__(self, step: Callable[[], bool], *, wanted: Callable[[], bool]) -> None:
+        self._step = step
+        self._wanted = wanted
+        self._stopping = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Goes on with the prediction that holds now; does nothing while it runs already."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = Thread(target=self._run, name="rolling-kv-preroll", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, and waits for it; a segment in the making is given up."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self._wanted():
+                time.sleep(_POLL)
+            elif not self._step():
+                return

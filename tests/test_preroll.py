@@ -1,0 +1,187 @@
+"""Pre-roll: exact answers after it, from a part of it, after a wrong guess, and making way for requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rolling_kv import RollingSession
+from rolling_kv.engine.host import TransformersHost
+from rolling_kv.errors import ConfigError
+
+INSTRUCTION = "Answer from the notes."
+QUERY = "Which number did note 3 say?"
+
+
+def note(number: int) -> str:
+    return f"Note {number} of the day says {number * 7919 % 1000}."
+
+
+def opened(engine: TransformersHost, preroll: str, **options: object) -> RollingSession:
+    settings = {"instruction": INSTRUCTION, "window": 4, "deterministic": preroll != "auto"} | options
+    return RollingSession.open(model=engine, preroll=preroll, **settings)  # type: ignore[arg-type]
+
+
+def is_full(session: RollingSession) -> bool:
+    full = session.next_token_logits(QUERY, policy="full-prefill")
+    return torch.allclose(session.next_token_logits(QUERY), full, atol=1e-4, rtol=1e-4)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came true")
+
+
+def test_after_a_preroll_the_answer_is_full_prefills(tiny_engine: TransformersHost) -> None:
+    with opened(tiny_engine, "auto", conditioning="isolated") as session:
+        session.extend([note(n) for n in range(5)])
+        assert not is_full(session)
+        report = session.preroll()
+        assert report.complete
+        assert report.segments == 4, "the instruction and the three documents that stay"
+        change = session.append(note(5))
+        segments = session.prompt(QUERY).segments
+        answer = session.ask(QUERY, max_new_tokens=2)
+        full = session.ask(QUERY, max_new_tokens=2, policy="full-prefill")
+        assert session.preroll().computed > 0
+        assert session.preroll().computed == 0, "nothing is done twice"
+    assert change.computed == len(segments[-2].token_ids), "only the new document"
+    assert answer.usage.prefix == segments[-1].start
+    assert answer.usage.computed == len(segments[-1].token_ids), "only the query"
+    assert answer.trace.prerolled > 0
+    assert answer.token_ids == full.token_ids
+
+
+def test_a_part_of_a_preroll_is_a_longer_exact_prefix(llama_engine: TransformersHost) -> None:
+    prefixes = []
+    for steps in range(7):
+        with opened(llama_engine, "auto", conditioning="window:1", window=7) as session:
+            session.extend([note(n) for n in range(8)])
+            for _ in range(steps):
+                session._preroll_step()
+            session.append(note(8))
+            answer = session.ask(QUERY, max_new_tokens=1)
+            prefixes.append(answer.usage.prefix)
+            everything = session.next_token_logits(QUERY, ratio=1.0)
+            full = session.next_token_logits(QUERY, policy="full-prefill")
+            torch.testing.assert_close(everything, full, atol=1e-4, rtol=1e-4)
+            assert answer.trace.selected == () or min(answer.trace.selected) >= answer.usage.prefix
+    assert prefixes == sorted(prefixes)
+    assert len(set(prefixes)) > 3, "every step makes it longer, until nothing but the query is left"
+
+
+def test_a_wrong_guess_still_helps_up_to_where_it_is_right(llama_engine: TransformersHost) -> None:
+    """Predicted: 1 2 3; the window becomes 1 2 9."""
+    with opened(llama_engine, "auto", conditioning="isolated") as session:
+        session.extend([note(n) for n in range(4)], ids=["0", "1", "2", "3"])
+        assert session.preroll().complete
+        session.replace("3", note(9))
+        session.evict("0")
+        answer = session.ask(QUERY, max_new_tokens=1)
+        segments = session.prompt(QUERY).segments
+    assert answer.usage.prefix >= segments[2].stop
+    assert answer.usage.degraded == ()
+
+
+def test_waiting_for_it_makes_every_answer_full_prefills(llama_engine: TransformersHost) -> None:
+    """And so a function of the prompt alone, however far the pre-roll came."""
+    found = set()
+    for steps in range(4):
+        with opened(llama_engine, "wait") as session:
+            session.extend([note(n) for n in range(steps + 4)])
+            for _ in range(steps):
+                session._preroll_step()
+            session.extend([note(n) for n in (11, 12, 13, 14)])
+            assert is_full(session)
+            found.add(session.next_token_logits(QUERY).numpy().tobytes())
+    with opened(llama_engine, "off", conditioning="full") as session:
+        session.extend([note(n) for n in (11, 12, 13, 14)])
+        found.add(session.next_token_logits(QUERY).numpy().tobytes())
+    assert len(found) == 1
+
+
+def test_it_runs_in_the_background_after_an_answer(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "wait") as session:
+        session.extend([note(n) for n in range(4)])
+        session.ask(QUERY, max_new_tokens=2)
+        wait_until(lambda: session._ingestor.chained(session._predicted_chain()) == 4)
+        change = session.append(note(4))
+        answer = session.ask(QUERY, max_new_tokens=2)
+        assert is_full(session)
+    assert change.computed < 60, "one document, not the window"
+    assert answer.usage.ingested == 0
+    names = [thread.name for thread in threading.enumerate()]
+    assert "rolling-kv-preroll" not in names, "closing ends the thread"
+
+
+def test_a_request_does_not_wait_for_a_segment_in_the_making(
+    llama_engine: TransformersHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass is given up at its next layer; nothing of it is kept, and it is made again later."""
+    with opened(llama_engine, "auto", conditioning="isolated") as session:
+        session.extend([note(n) for n in range(4)])
+        begun = threading.Event()
+        real = session._ingestor.extend_chain
+        given_up = []
+
+        def slow(chain: object, *, interrupted: Callable[[], bool]) -> int:
+            def looked() -> bool:
+                begun.set()
+                for _ in range(1000):  # a layer that takes long, or until somebody comes
+                    if interrupted():
+                        given_up.append(True)
+                        return True
+                    time.sleep(0.005)
+                return False
+
+            return real(chain, interrupted=looked)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(session._ingestor, "extend_chain", slow)
+        session._background.start()
+        assert begun.wait(5)
+        started = time.perf_counter()
+        session.append(note(9))
+        assert time.perf_counter() - started < 4
+        assert given_up
+        monkeypatch.setattr(session._ingestor, "extend_chain", real)
+        assert session.preroll().complete
+
+
+def test_memory_holds_one_window_and_one_guess(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "auto", window=3) as session:
+        for number in range(12):
+            session.append(note(number))
+            session.ask(QUERY, max_new_tokens=1)
+            session.preroll()
+            held = session._ingestor
+            assert len(held._resident) <= 4
+            assert len(held._chain) <= 3
+
+
+def test_failures_in_the_background_are_told_with_the_next_answer(
+    llama_engine: TransformersHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(llama_engine, "auto") as session:
+        session.extend([note(n) for n in range(4)])
+        with monkeypatch.context() as broken:
+            broken.setattr(session._ingestor, "extend_chain", lambda *_, **__: 1 / 0)
+            session._background.start()
+            wait_until(lambda: bool(session._unreported))
+        answer = session.ask(QUERY, max_new_tokens=1)
+    assert "The pre-roll failed: ZeroDivisionError" in answer.usage.degraded[0]
+
+
+def test_it_is_refused_where_no_call_would_use_it(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "off") as session, pytest.raises(ConfigError, match="preroll='wait'"):
+        session.preroll()
+    with pytest.raises(ConfigError, match="exclude each other"):
+        opened(llama_engine, "auto", conditioning="first-seen")
+    with pytest.raises(ConfigError, match="fresh_tail"):
+        opened(llama_engine, "wait", fresh_tail=1)
