@@ -22,9 +22,7 @@ from typing import Any
 import torch
 
 from rolling_kv import RollingSession, load_engine
-from rolling_kv.workloads.market import copy_question, market_events
-
-INSTRUCTION = "You are a market analyst. Answer from the records."
+from rolling_kv.workloads.market import INSTRUCTION, copy_question, market_events
 
 
 def main() -> None:

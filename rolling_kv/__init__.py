@@ -2,6 +2,7 @@
 
 from rolling_kv.answer import Answer, Continuation, SelectionStats, Timing, Trace, Usage, WindowChange
 from rolling_kv.async_session import AsyncRollingSession
+from rolling_kv.config import SessionSettings
 from rolling_kv.engine import load_engine
 from rolling_kv.errors import RollingKVError
 from rolling_kv.options import AskOptions, PrefillOptions
@@ -24,6 +25,7 @@ __all__ = [
     "RollingKVError",
     "RollingSession",
     "SelectionStats",
+    "SessionSettings",
     "Timing",
     "Trace",
     "Usage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
@@ -30,31 +30,85 @@ def require_ratio(ratio: float) -> float:
     return float(ratio)
 
 
+class SessionSettings(TypedDict, total=False):
+    """How a session keeps its window and answers.
+
+    Keys:
+        instruction: stands before the documents in every prompt.
+        window: documents at most; the oldest is evicted on append. None: no bound.
+        window_tokens: document tokens at most, as well or instead.
+        eviction: `oldest`, one at a time, or `batch:b`: the window grows by b - 1 documents and then loses b.
+            With conditioning `full` that is the exact alternative to reuse.
+        policy: which stored tokens to recompute; see `rolling_kv.policies.POLICIES`.
+        ratio: how many of them, 0 to 1.
+        conditioning: what a document's stored KV has seen: `isolated`, `instruction`, `window:k` or `full`;
+            without the deterministic contract also `stream:k`, `first-seen` or `write-back`.
+        positions: where a model has sliding-window layers, `true` computes documents that lie further in than
+            the window a window away from the instruction, as these layers see them; `packed` always right
+            behind it.
+        fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
+        preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
+            `wait`: a call computes what is missing, so that every answer is full prefill's. Default: `off`.
+        selection_layer: the layer (0-based, at least 1) at which deviations are taken.
+        anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the query
+            over anchors (`qcfuse`), and how many of them, 0 to 1.
+        store: a folder for KV, made when missing; None keeps KV in memory.
+        namespace: keeps KV apart from that of other namespaces in the same store.
+        quota, ttl: bytes that a store folder keeps at most, and seconds after which unused KV goes.
+        memory_limit: bytes of KV kept in memory without a folder; 4 GiB by default.
+        ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
+            answers are the same.
+        deterministic: answers depend on the prompt alone, which is the default. Settings that break that are
+            refused.
+    """
+
+    instruction: str
+    window: int | None
+    window_tokens: int | None
+    eviction: str
+    policy: str
+    ratio: float
+    conditioning: str
+    positions: Literal["true", "packed"]
+    fresh_tail: int
+    preroll: Literal["off", "auto", "wait"]
+    selection_layer: int
+    anchor_rule: Literal["kvzip", "knorm", "sink"]
+    anchor_ratio: float
+    store: str | Path | None
+    namespace: str
+    quota: int | None
+    ttl: float | None
+    memory_limit: int | None
+    ingest: Literal["eager", "lazy"]
+    deterministic: bool
+
+
 class SessionConfig(BaseModel):
-    """How a session keeps its window and answers. See `RollingSession.open` for every field."""
+    """`SessionSettings`, validated, with their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     instruction: str = ""
     window: int | None = None
     window_tokens: int | None = None
+    eviction: str = "oldest"
     policy: str = DEFAULT_POLICY
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
+    positions: Literal["true", "packed"] = "true"
+    fresh_tail: int = 0
+    preroll: Literal["off", "auto", "wait"] = "off"
     selection_layer: int = 1
     anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip"
     anchor_ratio: float = 0.1
     store: str | Path | None = None
     namespace: str = "default"
-    ingest: Literal["eager", "lazy"] = "eager"
-    deterministic: bool = True
-    positions: Literal["true", "packed"] = "true"
-    fresh_tail: int = 0
-    preroll: Literal["off", "auto", "wait"] = "off"
-    eviction: str = "oldest"
     quota: int | None = None
     ttl: float | None = None
     memory_limit: int | None = None
+    ingest: Literal["eager", "lazy"] = "eager"
+    deterministic: bool = True
 
     @field_validator("ratio", "anchor_ratio", mode="before")
     @classmethod

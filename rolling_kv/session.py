@@ -7,19 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock, RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from rolling_kv.account import Account
 from rolling_kv.answer import Answer, Continuation, WindowChange
-from rolling_kv.config import (
-    DEFAULT_CONDITIONING,
-    DEFAULT_POLICY,
-    DEFAULT_RATIO,
-    SessionConfig,
-    session_config,
-)
+from rolling_kv.config import SessionConfig, SessionSettings, session_config
 from rolling_kv.errors import ConfigError, SessionClosedError, WindowError
 from rolling_kv.history import FusedHistory
 from rolling_kv.ingest import Ingestor, IngestReport, Progress
@@ -31,6 +24,7 @@ from rolling_kv.preroll import BackgroundPreroll, PrerollReport
 from rolling_kv.provenance import Provenance, provenance_of
 from rolling_kv.store import Lineage, open_store, token_digest
 from rolling_kv.stream import AnswerStream
+from rolling_kv.turns import Turns
 from rolling_kv.window import (
     Document,
     Prompt,
@@ -70,7 +64,7 @@ class RollingSession:
         self.engine = engine
         self._store = store
         self.clock = clock
-        self._lock = RLock()
+        self._turns = Turns()
         self._closed = False
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
         self._layout: Layout = layout or PromptLayout(engine.tokenizer, instruction=config.instruction)
@@ -83,8 +77,6 @@ class RollingSession:
         self._stream: tuple[
             tuple[int, ...], ...
         ] = ()  # token ids of the newest documents, evicted ones included
-        self._waiting = 0  # requests that wait for the lock
-        self._counting = Lock()
         fused = self._conditioning.fused
         self._history = None if fused == "never" else FusedHistory(fused)
         self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
@@ -98,7 +90,7 @@ class RollingSession:
         self._prefiller = Prefiller(
             engine=engine, ingestor=self._ingestor, history=self._history, config=config, clock=clock
         )
-        self._background = BackgroundPreroll(self._preroll_step, wanted=lambda: self._waiting > 0)
+        self._background = BackgroundPreroll(self._preroll_step, wanted=lambda: self._turns.wanted)
         require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
 
@@ -107,87 +99,23 @@ class RollingSession:
         cls,
         *,
         model: str | Path | TransformersHost = "demo",
-        instruction: str = "",
-        window: int | None = None,
-        window_tokens: int | None = None,
-        policy: str = DEFAULT_POLICY,
-        ratio: float = DEFAULT_RATIO,
-        conditioning: str = DEFAULT_CONDITIONING,
-        selection_layer: int = 1,
-        anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip",
-        anchor_ratio: float = 0.1,
-        store: str | Path | None = None,
-        namespace: str = "default",
-        ingest: Literal["eager", "lazy"] = "eager",
-        deterministic: bool = True,
-        positions: Literal["true", "packed"] = "true",
-        fresh_tail: int = 0,
-        preroll: Literal["off", "auto", "wait"] = "off",
-        eviction: str = "oldest",
-        quota: int | None = None,
-        ttl: float | None = None,
-        memory_limit: int | None = None,
         dtype: str = "auto",
         device: str = "auto",
         progress: Callable[[str, float], None] | None = None,
+        **settings: Unpack[SessionSettings],
     ) -> Self:
         """Opens a session with an empty window.
 
         Args:
             model: a local folder, a hub id, `demo`, or an engine from `load_engine` to share.
-            instruction: stands before the documents in every prompt.
-            window: documents at most; the oldest is evicted on append. None: no bound.
-            window_tokens: document tokens at most, as well or instead.
-            policy: which stored tokens to recompute; see `rolling_kv.policies.POLICIES`.
-            ratio: how many of them, 0 to 1.
-            conditioning: what a document's stored KV has seen: `isolated`, `instruction`, `window:k` or
-                `full`; without the deterministic contract also `stream:k`, `first-seen` or `write-back`.
-            selection_layer: the layer (0-based, at least 1) at which deviations are taken.
-            anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the
-                query over anchors (`qcfuse`), and how many of them, 0 to 1.
-            store: a folder for KV, made when missing; None keeps KV in memory.
-            namespace: keeps KV apart from that of other namespaces in the same store.
-            ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
-                answers are the same.
-            deterministic: answers depend on the prompt alone. Settings that break that are refused.
-            positions: where a model has sliding-window layers, `true` computes documents that lie further in
-                than the window a window away from the instruction, as these layers see them; `packed` always
-                right behind it.
-            fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
-            preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
-                `wait`: a call computes what is missing, so that every answer is full prefill's.
-            eviction: `oldest`, one at a time, or `batch:b`: the window grows by b - 1 documents and then
-                loses b. With conditioning `full` that is the exact alternative to reuse.
-            quota, ttl: bytes that a store folder keeps at most, and seconds after which unused KV goes.
-            memory_limit: bytes of KV kept in memory without a folder; 4 GiB by default.
             dtype, device: of the model, `auto` by default; see `load_engine`.
             progress: called with a stage and a fraction while a demo model is converted, once.
+            settings: see `SessionSettings`.
 
         Raises:
             ConfigError, ModelError, StoreError, TemplateError
         """
-        config = session_config(
-            instruction=instruction,
-            window=window,
-            window_tokens=window_tokens,
-            policy=policy,
-            ratio=ratio,
-            conditioning=conditioning,
-            selection_layer=selection_layer,
-            anchor_rule=anchor_rule,
-            anchor_ratio=anchor_ratio,
-            store=store,
-            namespace=namespace,
-            ingest=ingest,
-            deterministic=deterministic,
-            positions=positions,
-            fresh_tail=fresh_tail,
-            preroll=preroll,
-            eviction=eviction,
-            quota=quota,
-            ttl=ttl,
-            memory_limit=memory_limit,
-        )
+        config = session_config(**settings)
         if isinstance(model, str | Path):
             from rolling_kv.engine import load_engine
 
@@ -204,7 +132,7 @@ class RollingSession:
     def close(self) -> None:
         """Ends the session; stored KV stays. Closing twice is harmless."""
         self._background.stop()
-        with self._lock:
+        with self._turns.request():
             if not self._closed:
                 self._closed = True
                 self._store.close()
@@ -440,21 +368,12 @@ class RollingSession:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with self._counting:
-            self._waiting += 1
-        try:
-            self._lock.acquire()
-        finally:
-            with self._counting:
-                self._waiting -= 1
-        try:
+        with self._turns.request():
             if self._closed:
                 raise SessionClosedError(
                     "The session is closed. Open a new one; stored KV is still in its store."
                 )
             yield
-        finally:
-            self._lock.release()
 
     def _in_stream(
         self, document: Document, stream: tuple[tuple[int, ...], ...]
@@ -531,13 +450,13 @@ class RollingSession:
         """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
         from rolling_kv.engine.host import PassInterrupted
 
-        with self._lock:
+        with self._turns.background():
             if self._closed:
                 return False
             try:
                 computed = self._ingestor.extend_chain(
                     self._predicted_chain(),
-                    interrupted=lambda: self._waiting > 0 or self._background.stopping,
+                    interrupted=lambda: self._turns.wanted or self._background.stopping,
                 )
             except PassInterrupted:
                 return True

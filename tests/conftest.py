@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; torch imports triton, and then it is too late
+
 import torch
 
 from rolling_kv.engine.host import TransformersHost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from rolling_kv.config import (
     DEFAULT_CONDITIONING,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
+    SessionConfig,
+    SessionSettings,
     require_ratio,
     session_config,
 )
@@ -126,3 +129,9 @@ def test_an_error_names_the_setting_its_value_and_what_was_expected(
 def test_all_that_is_wrong_is_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"window = 0: .*; namespace = '': "):
         session_config(window=0, namespace="")
+
+
+def test_every_setting_is_documented_and_has_a_default() -> None:
+    assert set(SessionSettings.__annotations__) == set(SessionConfig.model_fields)
+    described = SessionSettings.__doc__ or ""
+    assert [name for name in SessionConfig.model_fields if not re.search(rf"\b{name}\b.*:", described)] == []

@@ -27,9 +27,13 @@ from rolling_kv.cli.options import (
 from rolling_kv.cli.output import print_json, progress_bar, results
 from rolling_kv.errors import ConfigError
 from rolling_kv.session import RollingSession
-from rolling_kv.workloads.market import MarketEvent, MarketQuestion, market_events, market_question
-
-INSTRUCTION = "You are a market analyst. Answer from the records."
+from rolling_kv.workloads.market import (
+    INSTRUCTION,
+    MarketEvent,
+    MarketQuestion,
+    market_events,
+    market_question,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def examine(store: Path | None) -> Iterator[Finding]:
     else:
         yield Finding("triton", "ok", _installed("triton") or "", False)
     yield from _guarded("device", _device)
-    yield Finding("kernels", "ok", "torch (reference and CPU path)", True)
+    yield from _guarded("kernels", _kernels)
     yield from _demo_models()
     yield from _guarded("cache", lambda: _writable("cache", _cache()))
     if store is not None:
@@ -137,6 +137,15 @@ def _device() -> Finding:
     return Finding(
         "device", "ok", f"cpu ({capability}), {torch.get_num_threads()} threads, {dtype}", True, advice
     )
+
+
+def _kernels() -> Finding:
+    import torch
+
+    from rolling_kv.engine.kernels.dispatch import implementation
+    from rolling_kv.engine.models import choose_device
+
+    return Finding("kernels", "ok", implementation(torch.empty(1, device=choose_device("auto"))), True)
 
 
 def _demo_models() -> Iterator[Finding]:

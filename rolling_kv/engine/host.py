@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicCache
 from rolling_kv.engine import interception
 from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
+from rolling_kv.engine.kernels import key_deviation, scatter_rows
 from rolling_kv.engine.profiles import read_profile
 from rolling_kv.engine.rope import rope_of
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
@@ -182,8 +183,7 @@ class TransformersHost:
         stored = stitched.layer(layer)[0][0, :, rows].clone()
         ids = [token_ids[row] for row in rows.tolist()]
         self.run(ids, rows=rows, stitched=stitched, stop=len(token_ids), last_layer=layer)
-        current = stitched.layer(layer)[0][0, :, rows]
-        return (current.float() - stored.float()).square().sum(dim=(0, 2))
+        return key_deviation(stitched.layer(layer)[0][0], stored, rows=rows)
 
     def fuse(self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor) -> torch.Tensor:
         """Recomputes `rows` (ascending; the last position among them) over the stitched KV, in place.
@@ -252,8 +252,7 @@ class TransformersHost:
             if interrupted is not None and interrupted():
                 raise PassInterrupted
             all_keys, all_values = stitched.layer(layer)
-            all_keys.index_copy_(2, targets, keys)
-            all_values.index_copy_(2, targets, values)
+            scatter_rows(keys, values, keys=all_keys, values=all_values, slots=targets)
             if layer == last_layer and on_query is None:
                 raise _LayerReached
             return all_keys[:, :, :stop], all_values[:, :, :stop]

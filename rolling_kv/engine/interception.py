@@ -74,6 +74,8 @@ def _attention(
     rolling: PassView,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     if rolling.on_query is not None:
@@ -86,6 +88,8 @@ def _attention(
         scaling=scaling,
         sliding_window=sliding_window,
         positions=rolling.positions,
+        softcap=softcap,
+        sinks=s_aux,
     )
     return out.transpose(1, 2).contiguous(), None
 

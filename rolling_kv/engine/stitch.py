@@ -91,8 +91,9 @@ class StitchedKV:
         stored = self._joined(lambda part: part.kv.k[index])
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
-            stored = remap_keys(stored, cos, sin)
-        keys[0].index_copy_(1, self._slots, stored)
+            remap_keys(stored, cos, sin, out=keys[0], slots=self._slots)
+        else:
+            keys[0].index_copy_(1, self._slots, stored)
         values[0].index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
         return keys, values
 

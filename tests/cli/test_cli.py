@@ -171,6 +171,11 @@ def test_doctor_reports_and_sets_the_exit_code(
     assert report["ok"]
     assert names["torch"]["status"] == "ok"
     assert names["model smollm2"]["detail"].startswith("installed")
+    assert names["kernels"]["status"] == "ok"
+    monkeypatch.setenv("ROLLING_KV_KERNELS", "fast")
+    assert run(monkeypatch, "doctor") == 1
+    assert "expected 'torch' or 'triton'" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.delenv("ROLLING_KV_KERNELS")
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     assert run(monkeypatch, "doctor", "--store", tmp_path / "file") == 1
     assert "store" in capsys.readouterr().out.splitlines()[-1]

@@ -1,7 +1,25 @@
-"""The computations over stitched KV that the models themselves do not have."""
+"""The computations over stitched KV that the models themselves do not have.
 
-from rolling_kv.engine.kernels.torch_attention import sparse_row_attention
-from rolling_kv.engine.kernels.torch_mass import attention_mass, attention_peak
-from rolling_kv.engine.kernels.torch_remap import remap_keys
+Every one is a function here, a torch reference (`torch_*.py`, also the CPU path) and a Triton kernel
+(`triton_*.py`, the GPU path) of the same signature; `dispatch.py` chooses.
+"""
 
-__all__ = ["attention_mass", "attention_peak", "remap_keys", "sparse_row_attention"]
+from rolling_kv.engine.kernels.dispatch import (
+    attention_mass,
+    attention_peak,
+    key_deviation,
+    remap_keys,
+    scatter_rows,
+    span_sums,
+    sparse_row_attention,
+)
+
+__all__ = [
+    "attention_mass",
+    "attention_peak",
+    "key_deviation",
+    "remap_keys",
+    "scatter_rows",
+    "span_sums",
+    "sparse_row_attention",
+]

@@ -17,6 +17,8 @@ def sparse_row_attention(
     scaling: float,
     sliding_window: int | None = None,
     positions: torch.Tensor | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the rows at positions `rows` over keys at `positions`; causal by position.
 
@@ -26,19 +28,22 @@ def sparse_row_attention(
     Args:
         query: [1, heads, rows, head_dim].
         key, value: [1, kv_heads, keys, head_dim]; heads are grouped.
-        rows: [rows], ascending positions.
+        rows: [rows], ascending positions; each row sees at least one key.
         scaling: multiplies the scores.
         sliding_window: how far back a row sees, itself included, in positions.
         positions: [keys], ascending; None for 0, 1, 2, ...
+        softcap: scaled scores s become softcap * tanh(s / softcap).
+        sinks: [heads], scores that take part in the softmax and have no value.
 
     Returns:
         [1, heads, rows, head_dim].
     """
     row_count, key_count = query.shape[2], key.shape[2]
+    plain = softcap is None and sinks is None
     dense = positions is None
     keys = torch.arange(key_count, device=key.device) if positions is None else positions
     slides = sliding_window is not None and (not dense or sliding_window < key_count)
-    if dense and row_count == key_count and row_count > 1 and not slides:
+    if plain and dense and row_count == key_count and row_count > 1 and not slides:
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
@@ -50,9 +55,8 @@ def sparse_row_attention(
         low = int(torch.searchsorted(keys, oldest))
         high = int(torch.searchsorted(keys, int(block_rows[-1]), right=True))
         visible = visible_keys(block_rows, keys[low:high], sliding_window if slides else None)
-        out[:, :, block] = _grouped(
-            query[:, :, block], key[:, :, low:high], value[:, :, low:high], visible, scaling
-        )
+        part = (query[:, :, block], key[:, :, low:high], value[:, :, low:high], visible, scaling)
+        out[:, :, block] = _grouped(*part) if plain else _with_terms(*part, softcap=softcap, sinks=sinks)
     return out
 
 
@@ -68,6 +72,37 @@ def visible_keys(rows: torch.Tensor, keys: torch.Tensor, sliding_window: int | N
     return visible
 
 
+def group_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *,
+    visible: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Softmax weights of the heads of one group, in float32.
+
+    Args:
+        query: [heads of the group, rows, head_dim].
+        key: [keys, head_dim], of the group's key head.
+        visible: [rows, keys].
+        sinks: [heads of the group].
+
+    Returns:
+        [heads of the group, rows, keys]; with sinks they add up to less than 1.
+    """
+    group, rows, head_dim = query.shape
+    scores = (query.reshape(group * rows, head_dim) @ key.T).float().mul_(scaling).view(group, rows, -1)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores = scores.masked_fill_(~visible, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks.float()[:, None, None].expand(group, rows, 1)
+    return torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+
+
 def _grouped(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, scaling: float
 ) -> torch.Tensor:
@@ -79,3 +114,30 @@ def _grouped(
     mask = None if bool(visible.all()) else visible.repeat(group, 1)[None, None]
     out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(1, heads, rows, head_dim)
+
+
+def _with_terms(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    scaling: float,
+    *,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """The same with a soft cap or sinks; one key head at a time, so that not all scores are held at once."""
+    group = query.shape[1] // key.shape[1]
+    out = torch.empty_like(query)
+    for head in range(key.shape[1]):
+        own = slice(head * group, (head + 1) * group)
+        weights = group_weights(
+            query[0, own],
+            key[0, head],
+            visible=visible,
+            scaling=scaling,
+            softcap=softcap,
+            sinks=None if sinks is None else sinks[own],
+        )
+        out[0, own] = weights.to(value.dtype) @ value[0, head]
+    return out

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from rolling_kv.engine.kernels.torch_attention import visible_keys
+from rolling_kv.engine.kernels.torch_attention import group_weights, visible_keys
 
 
 def attention_mass(
@@ -18,6 +19,8 @@ def attention_mass(
     context: int,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention that each context token receives, summed over query tokens and heads.
 
@@ -29,14 +32,14 @@ def attention_mass(
         key: [1, kv_heads, keys, head_dim]; the first `context` are the context's, the others the query's.
         rows: [rows], positions of the query tokens, ascending.
         positions: [keys], positions of the keys, ascending.
-        scaling: multiplies the scores.
-        sliding_window: how far back a row sees, itself included, in positions.
+        scaling, sliding_window, softcap, sinks: as in `sparse_row_attention`.
 
     Returns:
         [context], float32.
     """
     mass = torch.zeros(context, dtype=torch.float32, device=key.device)
-    for weights in _weights(query, key, rows, positions, scaling, sliding_window):
+    terms = {"scaling": scaling, "softcap": softcap}
+    for weights in _weights(query, key, visible_keys(rows, positions, sliding_window), sinks, terms):
         mass += weights[..., :context].sum(dim=(0, 1))
     return mass
 
@@ -50,6 +53,8 @@ def attention_peak(
     context: int,
     scaling: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The most attention to each context token from a query token and head, averaged over key heads.
 
@@ -59,7 +64,8 @@ def attention_peak(
         [context], float32.
     """
     peak = torch.zeros(context, dtype=torch.float32, device=key.device)
-    for weights in _weights(query, key, rows, positions, scaling, sliding_window):
+    terms = {"scaling": scaling, "softcap": softcap}
+    for weights in _weights(query, key, visible_keys(rows, positions, sliding_window), sinks, terms):
         peak += weights[..., :context].amax(dim=(0, 1))
     return peak / key.shape[1]
 
@@ -67,16 +73,13 @@ def attention_peak(
 def _weights(
     query: torch.Tensor,
     key: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    scaling: float,
-    sliding_window: int | None,
+    visible: torch.Tensor,
+    sinks: torch.Tensor | None,
+    terms: dict[str, Any],
 ) -> Iterator[torch.Tensor]:
     """Softmax weights of one key head after the other, [heads of its group, rows, keys], float32."""
-    _, heads, row_count, head_dim = query.shape
-    group = heads // key.shape[1]
-    hidden = ~visible_keys(rows, positions, sliding_window)
+    group = query.shape[1] // key.shape[1]
     for head in range(key.shape[1]):
-        packed = query[0, head * group : (head + 1) * group].reshape(group * row_count, head_dim)
-        scores = (packed @ key[0, head].T).float().mul_(scaling).view(group, row_count, -1)
-        yield scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+        own = slice(head * group, (head + 1) * group)
+        own_sinks = None if sinks is None else sinks[own]
+        yield group_weights(query[0, own], key[0, head], visible=visible, sinks=own_sinks, **terms)

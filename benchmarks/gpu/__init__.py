@@ -1,0 +1,1 @@
+"""The check that needs a GPU: `scripts/gpu-check`."""

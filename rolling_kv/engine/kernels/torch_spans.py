@@ -1,0 +1,19 @@
+"""Sums of a score over spans: the torch reference."""
+
+from __future__ import annotations
+
+import torch
+
+
+def span_sums(score: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+    """The sum of `score` from each start up to its stop, exclusive; spans may overlap or be empty.
+
+    Args:
+        score: [tokens], finite.
+        starts, stops: [spans], integers from 0 to tokens.
+
+    Returns:
+        [spans], float64: sums of float32 scores, exact enough that spans rank the same on every device.
+    """
+    total = torch.cat((score.new_zeros(1, dtype=torch.float64), score.double().cumsum(0)))
+    return total[stops] - total[starts]
