@@ -46,7 +46,7 @@ class Prefiller:
     def ingest(self, plan: Plan, *, progress: Progress | None = None) -> IngestReport:
         """Has the KV of a plan's stored segments at hand, and what the session's policy needs beside it."""
         anchored = any(need.signal == "anchors" for need in create_policy(self._config.policy).needs)
-        anchors = self._anchor_kind if anchored else None
+        anchors = self._anchor_kind if anchored and plan.reusable else None  # nothing to choose, no anchors
         return self._ensure(plan, anchors=anchors, progress=progress)[1]
 
     def prefill(

@@ -62,6 +62,8 @@ def curves(
             else:
                 panel.plot(x, y, marker="o", markersize=3, linewidth=1, label=label)
         panel.set(title=name, xlabel=x_name, ylabel=y_name, ylim=(-0.03, 1.03))
+        if all(isinstance(value, int) for x, _ in lines.values() for value in x):
+            panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
     figure.suptitle(title, fontsize=10)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rolling_kv.config import DEFAULT_POLICY
 from rolling_kv.errors import ConfigError
 from rolling_kv.session import RollingSession
-from rolling_kv.window import parse_conditioning
 from rolling_kv.workloads import LABELLED, LabelledRequest, read_requests
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def window_of(
         model=engine,
         instruction=request.instruction,
         conditioning=conditioning,
-        deterministic=parse_conditioning(conditioning).deterministic,
         policy="qcfuse" if anchors else DEFAULT_POLICY,
     ) as session:
         session.extend(request.documents)

@@ -23,7 +23,7 @@ from rolling_kv.errors import RollingKVError
 
 Status = Literal["ok", "missing", "failed"]
 
-_EXTRAS = {"langchain": "LangChain agents", "sglang": "servers", "plots": "plots of measurements"}
+_EXTRAS = {"langchain": "LangChain agents", "sglang": "servers", "bench": "measurements: bench and profile"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,11 @@ def profile(
     if requests < 1:
         raise ConfigError(f"--requests is {requests}; expected at least 1.")
     require_ratio(ratio)
-    parse_conditioning(conditioning)
+    if not parse_conditioning(conditioning).deterministic:
+        raise ConfigError(
+            f"--conditioning is {conditioning!r}, under which a document's KV depends on history. Expected "
+            "isolated, instruction, window:<documents> or full."
+        )
     if out is not None:
         require_plots()
     found = requests_of(workload, seed=seed, documents=parse_documents(documents), count=requests)

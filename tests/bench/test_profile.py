@@ -152,3 +152,10 @@ def test_the_command_keeps_what_it_measured(
     assert set(agreement) == {"token-topk", "document-aligned"}
     assert command(monkeypatch, *arguments[:-1], "--no-save") == 0
     assert "Critical layers" in capsys.readouterr().out
+
+
+def test_profiling_a_mode_that_depends_on_history_is_refused(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "profile", "--model", str(llama_folder), "--conditioning", "first-seen") == 1
+    assert "depends on history" in capsys.readouterr().err

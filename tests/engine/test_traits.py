@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import CONFIG_MAPPING
 
+from rolling_kv.engine import profiles
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.profiles import ModelProfile, profile_path, read_profile, write_profile
 from rolling_kv.engine.traits import traits_of
@@ -74,3 +75,20 @@ def test_a_damaged_profile_is_refused_by_name(own_cache: Path, text: str) -> Non
     path.write_text(text.replace("MODEL", fingerprint), encoding="utf-8")
     with pytest.raises(ProfileError, match=r"(?s)aaaa\.json .*rolling-kv profile"):
         read_profile(fingerprint, layers=6)
+
+
+def test_shipped_profiles_are_whole_and_named_after_their_model() -> None:
+    folder = Path(profiles.__file__).parent / "shipped_profiles"
+    for path in folder.iterdir():
+        profile = ModelProfile.model_validate_json(path.read_text(encoding="utf-8"))
+        assert path.name == f"{profile.model}.json"
+        assert profile.measured
+
+
+def test_a_demo_model_ships_with_its_profile(
+    demo_engine: TransformersHost, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = read_profile(demo_engine.identity.values, layers=demo_engine.layers)
+    if demo_engine.name == "gemma3-270m":
+        assert profile is not None
+        assert profile.critical_layers[0] == 5, "its first full-attention layer"
