@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -11,7 +11,14 @@ from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
 
 if TYPE_CHECKING:
+    import torch
+
     from rolling_kv.policies.base import Policy
+
+
+Guide = Callable[[Sequence[int], "torch.Tensor"], "torch.Tensor"]
+"""From an answer's tokens so far and the next logits, [vocabulary], to logits that are -inf at what must not
+come."""
 
 
 class PrefillOptions(TypedDict, total=False):
@@ -42,6 +49,7 @@ class AskOptions(PrefillOptions, total=False):
         max_new_tokens: the answer's tokens at most (64).
         stop: strings that end the answer and are not part of it.
         temperature, top_k, top_p, seed: sampling; greedy at temperature 0, the default.
+        guide: keeps the answer to a form, such as a grammar; see `Guide`.
     """
 
     max_new_tokens: int
@@ -50,6 +58,7 @@ class AskOptions(PrefillOptions, total=False):
     top_k: int | None
     top_p: float
     seed: int
+    guide: Guide | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ from rolling_kv.window import (
     Prompt,
     PromptLayout,
     Window,
-    content_hash,
     parse_conditioning,
     parse_eviction,
-    require_text,
 )
 
 if TYPE_CHECKING:
@@ -41,12 +39,16 @@ if TYPE_CHECKING:
 
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.store.base import KVStore
+    from rolling_kv.window.layout import Layout, Message
 
 
 class RollingSession:
     """A window of documents over one model. Open it with `RollingSession.open`; use it as a context manager.
 
     Calls from several threads take turns. A call that raises leaves the window as it was.
+
+    Made directly, with an engine, a store and a `layout` of its own, it takes what that layout takes: with a
+    `ConversationLayout` the window holds messages, and the query is the newest one.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RollingSession:
         engine: TransformersHost,
         store: KVStore,
         config: SessionConfig,
+        layout: Layout | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -64,7 +67,7 @@ class RollingSession:
         self._turns = Turns()
         self._closed = False
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
-        self._layout = PromptLayout(engine.tokenizer, instruction=config.instruction)
+        self._layout: Layout = layout or PromptLayout(engine.tokenizer, instruction=config.instruction)
         self._conditioning = parse_conditioning(config.conditioning)
         self._window = Window(
             max_documents=config.window,
@@ -147,7 +150,7 @@ class RollingSession:
         """The window, oldest first."""
         return self._window.documents
 
-    def append(self, text: str, *, id: str | None = None, pinned: bool = False) -> WindowChange:
+    def append(self, text: str | Message, *, id: str | None = None, pinned: bool = False) -> WindowChange:
         """Adds a document at the end of the window, and evicts the oldest that no longer fit.
 
         Args:
@@ -162,7 +165,7 @@ class RollingSession:
 
     def extend(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Message],
         *,
         ids: Sequence[str] | None = None,
         pinned: bool = False,
@@ -183,9 +186,9 @@ class RollingSession:
             window, stream = self._window, self._stream
             added: list[tuple[Document, tuple[Document, ...]]] = []
             for index, text in enumerate(texts):
-                require_text(text)
-                name = window.unused_id(content_hash(text)) if ids is None else ids[index]
-                document = self._layout.document(text, document_id=name, pinned=pinned)
+                document = self._layout.document(text, document_id="", pinned=pinned)
+                name = window.unused_id(document.content_hash) if ids is None else ids[index]
+                document = replace(document, id=name)
                 document, stream = self._in_stream(document, stream)
                 window, evicted = window.append(document)
                 added.append((document, evicted))
@@ -225,7 +228,7 @@ class RollingSession:
             digest=token_digest(document.token_ids) if forget else "",
         )
 
-    def replace(self, document_id: str, text: str) -> WindowChange:
+    def replace(self, document_id: str, text: str | Message) -> WindowChange:
         """Puts `text` in the place of a document, under the same id and pinned as it was."""
         with self._open():
             old = self._window.documents[self._window.index_of(document_id)]
@@ -250,22 +253,24 @@ class RollingSession:
         with self._open():
             self._window = self._window.pin(document_id, pinned=False)
 
-    def prompt(self, query: str, *, answer_prefix: str = "") -> Prompt:
+    def prompt(self, query: str | Message, *, answer_prefix: str = "") -> Prompt:
         """The prompt that `ask` would run, segment by segment."""
         return self._layout.prompt(self._window.documents, query, answer_prefix=answer_prefix)
 
-    def prompt_token_ids(self, query: str, *, answer_prefix: str = "") -> tuple[int, ...]:
+    def prompt_token_ids(self, query: str | Message, *, answer_prefix: str = "") -> tuple[int, ...]:
         """The exact prompt, so that it can be checked against another engine."""
         return self.prompt(query, answer_prefix=answer_prefix).token_ids
 
-    def next_token_logits(self, query: str, **options: Unpack[PrefillOptions]) -> torch.Tensor:
+    def next_token_logits(self, query: str | Message, **options: Unpack[PrefillOptions]) -> torch.Tensor:
         """The first token's logits, [vocabulary], float32, without decoding."""
         with self._open():
             account = self._prefill(query, options, room=1)
             self._unreported += account.report.degraded
             return account.prefilled.logits
 
-    def score(self, query: str, token_ids: Sequence[int], **options: Unpack[PrefillOptions]) -> Continuation:
+    def score(
+        self, query: str | Message, token_ids: Sequence[int], **options: Unpack[PrefillOptions]
+    ) -> Continuation:
         """What the model makes of a given continuation, such as a reference answer (teacher forcing).
 
         Args:
@@ -285,7 +290,7 @@ class RollingSession:
             trace=account.trace(),
         )
 
-    def ask(self, query: str, **options: Unpack[AskOptions]) -> Answer:
+    def ask(self, query: str | Message, **options: Unpack[AskOptions]) -> Answer:
         """Answers a query over the window.
 
         Args:
@@ -297,7 +302,7 @@ class RollingSession:
         """
         return self.stream(query, **options).answer
 
-    def stream(self, query: str, **options: Unpack[AskOptions]) -> AnswerStream:
+    def stream(self, query: str | Message, **options: Unpack[AskOptions]) -> AnswerStream:
         """Like `ask`, piece by piece: iterate over the pieces of text, then read `.answer`.
 
         The prompt is fixed and prefilled by this call; appending while the stream is read does not change it.
@@ -416,7 +421,7 @@ class RollingSession:
         self._stream = self._stream if stream is None else stream
         return report
 
-    def _prefill(self, query: str, options: PrefillOptions, *, room: int) -> Account:
+    def _prefill(self, query: str | Message, options: PrefillOptions, *, room: int) -> Account:
         started = self.clock()
         settings = prefill_settings(self.config, options, layers=self.engine.layers)
         prompt = self.prompt(query, answer_prefix=settings.answer_prefix)

@@ -17,6 +17,19 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+HERMES = (  # ChatML with tools, calls and results in the manner of Hermes and Qwen
+    "{% if tools %}{{ '<|im_start|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content + "
+    "'\n\n' }}{% endif %}{{ '# Tools\n' }}{% for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
+    "{% elif m.role != 'system' or not tools %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    '{% for call in m.tool_calls %}{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", '
+    "\"arguments\": ' + call.function.arguments | tojson + '}\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
 _EXTRA: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},

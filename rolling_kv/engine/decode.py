@@ -12,7 +12,7 @@ import torch
 from rolling_kv.answer import FinishReason
 from rolling_kv.engine.tokenizer import ModelTokenizer
 from rolling_kv.errors import ConfigError
-from rolling_kv.options import AskOptions, PrefillOptions
+from rolling_kv.options import AskOptions, Guide, PrefillOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,13 @@ class DecodeSettings:
     Args:
         max_new_tokens: tokens at most.
         stop: strings that end it and are not part of it.
+        guide: keeps it to a form.
     """
 
     max_new_tokens: int = 64
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
@@ -86,7 +88,7 @@ def decoding_settings(options: AskOptions) -> tuple[DecodeSettings, PrefillOptio
     """
     left: dict[str, Any] = dict(options)
     sampling = {name: left.pop(name) for name in ("temperature", "top_k", "top_p", "seed") if name in left}
-    decoding = {name: left.pop(name) for name in ("max_new_tokens", "stop") if name in left}
+    decoding = {name: left.pop(name) for name in ("max_new_tokens", "stop", "guide") if name in left}
     if "stop" in decoding:
         stop = decoding["stop"]
         decoding["stop"] = (
@@ -122,6 +124,7 @@ class Decoding:
         self._eos_ids = eos_ids
         self._stop = settings.stop
         self._max_new_tokens = settings.max_new_tokens
+        self._guide = settings.guide
         self._clock = clock
         self.first_token_seconds = 0.0
         self.token_ids: list[int] = []
@@ -145,7 +148,7 @@ class Decoding:
         logits = self._logits
         while True:
             started = self._clock()
-            token_id = self._choose(logits)
+            token_id = self._choose(logits if self._guide is None else self._guide(self.token_ids, logits))
             if not self.token_ids:
                 self.first_token_seconds = self._clock() - started
             if token_id in self._eos_ids:

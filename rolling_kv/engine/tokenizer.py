@@ -37,7 +37,7 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self._lock = Lock()  # whether special tokens are recognised is a state of the shared backend
         self._continuing = _without_prefix(tokenizer.backend_tokenizer)
-        self._special = tuple(
+        self.special_tokens: tuple[str, ...] = tuple(
             str(token) for token in tokenizer.added_tokens_decoder.values() if token.special
         )
         self.prefix_ids: tuple[int, ...] = tuple(tokenizer("")["input_ids"])
@@ -46,9 +46,13 @@ class ModelTokenizer:
     @property
     def fingerprint(self) -> str:
         """Of everything that decides ids: the backend's whole definition and the chat template."""
-        definition = self._tokenizer.backend_tokenizer.to_str()
         template = self._tokenizer.chat_template or ""
-        return xxhash.xxh3_128_hexdigest(f"{definition}\0{template}".encode())
+        return xxhash.xxh3_128_hexdigest(f"{self.definition}\0{template}".encode())
+
+    @property
+    def definition(self) -> str:
+        """The backend as the tokenizers library serialises it (the content of tokenizer.json)."""
+        return str(self._tokenizer.backend_tokenizer.to_str())
 
     @property
     def has_template(self) -> bool:
@@ -62,7 +66,9 @@ class ModelTokenizer:
         if self._continuing is None or first:
             return self._encode(text, special=special)
         # What stands behind a special token is the tokenizer's own affair: some put a blank there as well.
-        places = [place for token in self._special if (place := text.find(token)) >= 0] if special else []
+        places = (
+            [place for token in self.special_tokens if (place := text.find(token)) >= 0] if special else []
+        )
         end = min(places, default=len(text))
         ids = tuple(self._continuing.encode(text[:end], add_special_tokens=False).ids)
         return ids + self._encode(text[end:], special=special) if text[end:] else ids
@@ -83,16 +89,19 @@ class ModelTokenizer:
         return tuple((low, high) for low, high in encoded["offset_mapping"])
 
     def spells_special_token(self, text: str) -> bool:
-        return any(token in text for token in self._special)
+        return any(token in text for token in self.special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str | None:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), generation: bool = True
+    ) -> str | None:
         if not self.has_template:
             return None
         try:
             rendered = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=generation,
                 chat_template=_on_one_day(self._tokenizer.get_chat_template()),
             )
         except (JinjaTemplateError, ValueError, TypeError, KeyError) as error:

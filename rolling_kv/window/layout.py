@@ -10,15 +10,16 @@ the first text of the prompt alone, and never to a document or a query, wherever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rolling_kv.errors import ConfigError, TemplateError, UnknownDocumentError
 from rolling_kv.window.document import Document, content_hash, require_characters, require_text
 
 SegmentKind = Literal["instruction", "document", "query"]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""As chat templates take it: `role`, `content`, and what else the template knows, such as `tool_calls`."""
 
 _TEXT = "x"  # stands for what follows the head: a document or a query, which never begin with white space
 _INSTRUCTION, _DOCUMENTS, _QUERY = "rkvmark1instruction1", "rkvmark2documents2", "rkvmark3query3"
@@ -43,14 +44,25 @@ class Tokenizer(Protocol):
         """For each token of `encode(text, special=False)`, the characters that it stands for, [from, to)."""
         ...
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The spellings of all special tokens."""
+        ...
+
     def spells_special_token(self, text: str) -> bool:
         """Whether `text` contains the spelling of a special token."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> str | None:
-        """The chat template over `messages` with the generation prompt; None without a template.
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), generation: bool = True
+    ) -> str | None:
+        """The chat template over `messages`; None without a template.
 
         Equal messages are rendered equally on every day.
+
+        Args:
+            tools: definitions that the template may list.
+            generation: whether the generation prompt follows.
 
         Raises:
             TemplateError: the template does not take these messages.
@@ -92,6 +104,39 @@ class Prompt:
         return tuple(segment for segment in self.segments if segment.kind != "query")
 
 
+def side_by_side(pieces: Iterable[Segment]) -> Prompt:
+    """The prompt that `pieces` make, one after the other, wherever they say they start."""
+    segments: list[Segment] = []
+    start = 0
+    for piece in pieces:
+        if piece.token_ids:
+            segments.append(replace(piece, start=start))
+            start += len(piece.token_ids)
+    return Prompt(segments=tuple(segments))
+
+
+class Layout(Protocol):
+    """How a session's window becomes a prompt: the instruction, what the window holds, and the query."""
+
+    def document(self, content: Any, *, document_id: str, pinned: bool = False) -> Document:
+        """`content` tokenised as one segment, the same wherever it stands."""
+        ...
+
+    def prompt(self, documents: Sequence[Document], query: Any, *, answer_prefix: str = "") -> Prompt:
+        """The prompt over `documents`, with its query, or without one (None) to see what can be stored."""
+        ...
+
+    def labelled(
+        self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
+    ) -> frozenset[int]:
+        """The prompt positions of the tokens that hold labelled characters: (document id, first, last + 1).
+
+        Raises:
+            UnknownDocumentError, ConfigError: there is no such document, or no such range in it.
+        """
+        ...
+
+
 class PromptLayout:
     """Lays out a window and a query for one model and one instruction.
 
@@ -125,13 +170,7 @@ class PromptLayout:
         pieces += [Segment("document", one.id, one.token_ids, 0, one.stream) for one in documents]
         if query is not None:
             pieces.append(Segment("query", "query", self._query_ids(query, answer_prefix), 0))
-        segments: list[Segment] = []
-        start = 0
-        for piece in pieces:
-            if piece.token_ids:
-                segments.append(replace(piece, start=start))
-                start += len(piece.token_ids)
-        return Prompt(segments=tuple(segments))
+        return side_by_side(pieces)
 
     def labelled(
         self, documents: Sequence[Document], prompt: Prompt, labels: Sequence[tuple[str, int, int]]
@@ -167,6 +206,10 @@ class PromptLayout:
         return frozenset(positions)
 
     def _query_ids(self, query: str, answer_prefix: str) -> tuple[int, ...]:
+        if not isinstance(query, str):
+            raise TypeError(
+                f"A query is text (str), not {type(query).__name__}; messages need a ConversationLayout."
+            )
         text = query.strip()
         if not text:
             raise ConfigError("The query is empty; ask something, for example session.ask('What changed?').")

@@ -10,10 +10,18 @@ import torch
 from rolling_kv.engine.decode import DecodeSettings, Decoding, Sampling, decoding_settings
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
+from rolling_kv.options import Guide
 from tests.engine.stock import stock_attention
 
 
-def scripted(engine: TransformersHost, text: str, *, stop: Sequence[str] = (), limit: int = 1000) -> Decoding:
+def scripted(
+    engine: TransformersHost,
+    text: str,
+    *,
+    stop: Sequence[str] = (),
+    limit: int = 1000,
+    guide: Guide | None = None,
+) -> Decoding:
     """A decoding whose model says exactly `text`, then an end of text."""
     ids = [*engine.tokenizer.encode(text, special=False), 259]
 
@@ -26,7 +34,7 @@ def scripted(engine: TransformersHost, text: str, *, stop: Sequence[str] = (), l
         step=lambda _: certain(next(upcoming)),
         tokenizer=engine.tokenizer,
         eos_ids=frozenset({259}),
-        settings=DecodeSettings(stop=tuple(stop), max_new_tokens=limit),
+        settings=DecodeSettings(stop=tuple(stop), max_new_tokens=limit, guide=guide),
     )
 
 
@@ -49,6 +57,25 @@ def test_greedy_decoding_is_transformers_generate(tiny_engine: TransformersHost)
         )
     assert decoding.token_ids == generated[0, len(ids) :].tolist()
     assert decoding.finish_reason == "length"
+
+
+def test_a_guide_sees_the_answer_so_far_and_decides_what_may_come(llama_engine: TransformersHost) -> None:
+    """The model would say "aab"; the guide forbids what was said before."""
+    seen: list[tuple[int, ...]] = []
+
+    def guide(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(token_ids))
+        allowed = logits.clone()
+        allowed[list(token_ids)] = -torch.inf
+        return allowed
+
+    decoding = scripted(llama_engine, "aab", limit=3, guide=guide)
+    list(decoding)
+    a, b = llama_engine.tokenizer.encode("ab", special=False)
+    assert decoding.token_ids[0] == a
+    assert decoding.token_ids[1] != a
+    assert decoding.token_ids[2] == b
+    assert seen == [tuple(decoding.token_ids[:n]) for n in range(3)]
 
 
 @pytest.mark.parametrize("text", ["plain", "ünïcödé 你好 🎈 mixed", "a\nb\n\nc", "🎈"])

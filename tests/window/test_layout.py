@@ -192,6 +192,8 @@ def test_what_is_not_text_is_refused(text: str) -> None:
     layout = PromptLayout(tokenizer(CHATML), instruction="")
     with pytest.raises(TypeError, match=rf"text \(str\), not {type(text).__name__}"):
         layout.document(text, document_id="x")
+    with pytest.raises(TypeError, match="query is text"):
+        layout.prompt([], {"role": "user", "content": "text"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("instruction", [INSTRUCTION, ""], ids=["instructed", "bare"])
