@@ -23,17 +23,28 @@ from statistics import median
 from typing import Any
 
 from rolling_kv import Answer, RollingSession, load_engine
+from rolling_kv.bench.conditions import conditions
 from rolling_kv.bench.rows import Rows
-from rolling_kv.bench.statistics import share_of
+from rolling_kv.bench.statistics import require_statistics, share_of
 from rolling_kv.cli.bench import about
 from rolling_kv.workloads.market import INSTRUCTION, MarketQuestion, market_events, market_question
 
 
 def main() -> None:
     options = _options()
-    settings = {name: getattr(options, name) for name in ("model", "dtype", "window", "seed", "detail")}
-    rows = Rows(options.out / "rows.jsonl", settings={"kind": "preroll"} | settings)
+    require_statistics()
     engine = load_engine(options.model, dtype=options.dtype)
+    settings = {name: getattr(options, name) for name in ("window", "seed", "detail")}
+    kept = {"kind": "preroll"} | settings | conditions(engine)
+    with Rows(options.out / "rows.jsonl", settings=kept) as rows:
+        _run(engine, options, rows)
+        report = about(engine)
+        report |= {"command": " ".join(["python", *sys.argv]), "settings": settings} | _summary(rows.rows)
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1))
+
+
+def _run(engine: Any, options: argparse.Namespace, rows: Rows) -> None:
     stream = market_events(options.seed, detail=options.detail)
     done = len(rows.rows)
     events = list(islice(stream, options.window + done))[done:]
@@ -41,6 +52,7 @@ def main() -> None:
         model=engine, instruction=INSTRUCTION, window=options.window, preroll="wait"
     ) as session:
         session.extend([event.text for event in events], ids=[event.id for event in events])
+        session._background.ask_to_stop()  # or a part of the pre-roll would be done where nobody times it
         for number in range(done, options.requests):
             started = time.perf_counter()
             rolled = session.preroll()
@@ -57,10 +69,6 @@ def main() -> None:
             rows.add(row)
             times = f"full prefill {row['full_ttft']:.2f} s, after the pre-roll {row['ttft']:.3f} s"
             _say(f"{number + 1} of {options.requests}: {times}, the same answer: {row['same']}")
-        report = about(engine)
-    report |= {"command": " ".join(["python", *sys.argv]), "settings": settings} | _summary(rows.rows)
-    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=1))
 
 
 def _row(session: RollingSession, question: MarketQuestion, *, full_first: bool) -> dict[str, Any]:

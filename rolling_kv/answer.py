@@ -90,7 +90,8 @@ class Trace:
     Args:
         lineages: the store key of every stored segment in the prompt, in order; empty under full prefill.
         selection: positions that were recomputed, ascending, and how they lie.
-        prerolled: tokens of the exact prefix that a pre-roll made exact.
+        prerolled: tokens of the exact prefix that the conditioning alone would not have made exact: those of
+            a pre-roll, and what the call or its append computed to go on from it.
         logits_fingerprint: xxh3-128 (hex) of the first token's logits as float32 bytes: equal for equal bits.
     """
 

@@ -131,7 +131,7 @@ def fused_prefill(
             policy=policy.name,
             k=k,
             reusable=plan.reusable_tokens,
-            segments=_segments(chosen),
+            segments=_segments(positions[chosen]),
             captured_deviation=None if every is None else _share(every, chosen),
             recall=len(found & set(positions[chosen].tolist())) / len(found) if found else None,
         )

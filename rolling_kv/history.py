@@ -11,11 +11,12 @@ from typing import Literal
 
 from rolling_kv.kv import SegmentKV
 from rolling_kv.plan import Plan
+from rolling_kv.store import token_digest
 from rolling_kv.window import Segment
 
 
 class FusedHistory:
-    """The KV that documents had in the fused prompt that first, or last, held them.
+    """The KV that documents had in the fused prompt that first, or last, held them, for the session's life.
 
     Args:
         keep: the `first` fused KV of a document, or `always` the newest.
@@ -35,7 +36,7 @@ class FusedHistory:
         return self._segments[key]
 
     def seen(self, key: str) -> frozenset[str]:
-        """The keys of all documents that took part in the KV of `key`."""
+        """The digests of all documents that took part in the KV of `key`, its own included."""
         return self._seen[key]
 
     def take(self, plan: Plan, keys: dict[str, str], segment_kv: Callable[[Segment], SegmentKV]) -> None:
@@ -49,14 +50,14 @@ class FusedHistory:
         before: frozenset[str] = frozenset()
         for segment in documents:
             key = keys[segment.name]
-            before |= {key} | self._seen.get(key, frozenset())
+            before |= {token_digest(segment.token_ids)} | self._seen.get(key, frozenset())
             if self._keep == "always" or key not in self._segments:
                 self._segments[key] = segment_kv(segment)
                 self._seen[key] = before
 
-    def forget(self, key: str) -> int:
-        """Drops everything that the document of `key` took part in; how many documents that were."""
-        tainted = [one for one, seen in self._seen.items() if key in seen]
+    def forget(self, digest: str) -> int:
+        """Drops everything that the document of `digest` took part in; how many documents that were."""
+        tainted = [one for one, seen in self._seen.items() if digest in seen]
         for one in tainted:
             del self._segments[one], self._seen[one]
         return len(tainted)

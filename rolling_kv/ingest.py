@@ -29,7 +29,7 @@ class AnchorKind:
     ratio: float
 
     def __str__(self) -> str:
-        return f"{self.rule}:{self.ratio!r}"
+        return f"v1:{self.rule}:{self.ratio!r}"
 
 
 @dataclass(slots=True)
@@ -58,6 +58,7 @@ class Ingestor:
         self._store = store
         self._resident: dict[str, SegmentKV] = {}
         self._chain: dict[str, SegmentKV] = {}
+        self._anchors: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def ensure(
         self,
@@ -78,7 +79,10 @@ class Ingestor:
         report = IngestReport()
         keep = {part.lineage.key for part in stored if not part.transient}
         at_hand: dict[str, SegmentKV] = {}
+        own = {part.lineage.key for part in stored}
         for done, part in enumerate(stored):
+            path = {lineage.key for lineage in part.lineages}
+            at_hand = {key: kv for key, kv in at_hand.items() if key in own or key in path}
             if progress is not None:
                 progress(done, len(stored))
             self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
@@ -87,6 +91,7 @@ class Ingestor:
         if progress is not None:
             progress(len(stored), len(stored))
         self._resident = {part.lineage.key: at_hand[part.lineage.key] for part in stored}
+        self._anchors = {key: found for key, found in self._anchors.items() if key[0] in self._resident}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
 
@@ -126,7 +131,7 @@ class Ingestor:
 
     def forget(self) -> None:
         """Drops everything that is held in memory."""
-        self._resident, self._chain = {}, {}
+        self._resident, self._chain, self._anchors = {}, {}, {}
 
     def anchors(
         self, stored: Sequence[StoredSegment], kind: AnchorKind, *, report: IngestReport
@@ -146,7 +151,8 @@ class Ingestor:
     ) -> tuple[int, ...]:
         from rolling_kv.engine.anchors import anchor_tokens
 
-        tokens = self._store.get_anchors(part.lineage, str(kind))
+        place = (part.lineage.key, str(kind))
+        tokens = self._anchors.get(place) or self._store.get_anchors(part.lineage, str(kind))
         if tokens is None:
             context = []
             if kind.rule == "kvzip":  # the only rule that reads what the segment was computed after
@@ -158,6 +164,7 @@ class Ingestor:
             kv = at_hand[part.lineage.key]
             tokens = anchor_tokens(self._engine, context, kv, rule=kind.rule, ratio=kind.ratio)
             self._store.put_anchors(part.lineage, str(kind), tokens)
+        self._anchors[place] = tokens
         return tokens
 
     def _obtain(
@@ -179,6 +186,8 @@ class Ingestor:
             report.computed += len(kv)
             if lineage.key in keep:
                 self._store.put(lineage, kv.on_host())
+        elif lineage.key in keep and lineage.key in self._chain:  # the pre-roll made it, and stored nothing
+            self._store.put(lineage, kv.on_host())
         at_hand[lineage.key] = kv
         return kv
 

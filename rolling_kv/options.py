@@ -81,16 +81,27 @@ def prefill_settings(config: SessionConfig, options: PrefillOptions, *, layers: 
     """
     unknown = set(options) - set(PrefillOptions.__annotations__)
     if unknown:
-        known = ", ".join(sorted(PrefillOptions.__annotations__))
+        known = ", ".join(sorted(AskOptions.__annotations__))
         raise ConfigError(f"Unknown options {', '.join(sorted(unknown))}. Known ones: {known}.")
+    prefix, labels = options.get("answer_prefix", ""), options.get("labels", ())
+    if not isinstance(prefix, str):
+        raise ConfigError(f"answer_prefix is {prefix!r}; expected a text.")
+    if not isinstance(labels, Sequence) or not all(map(_is_label, labels)):
+        raise ConfigError(
+            f"labels is {labels!r}; expected (document id, first character, character after the last) each."
+        )
     return PrefillSettings(
         policy=create_policy(options.get("policy", config.policy)),
         ratio=require_ratio(options.get("ratio", config.ratio)),
         selection_layer=require_layer(options.get("selection_layer", config.selection_layer), layers=layers),
-        answer_prefix=options.get("answer_prefix", ""),
-        labels=tuple(options.get("labels", ())),
+        answer_prefix=prefix,
+        labels=tuple(labels),
         measure_deviation=options.get("measure_deviation", False),
     )
+
+
+def _is_label(label: object) -> bool:
+    return isinstance(label, tuple | list) and [type(part) for part in label] == [str, int, int]
 
 
 def require_layer(layer: int, *, layers: int) -> int:
@@ -99,7 +110,7 @@ def require_layer(layer: int, *, layers: int) -> int:
     Raises:
         ConfigError
     """
-    if not isinstance(layer, int) or not 1 <= layer < layers:
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 1 <= layer < layers:
         raise ConfigError(
             f"selection_layer is {layer!r}; expected one of the model's layers 1 to {layers - 1}. Deviations "
             "are usually taken at layer 1."

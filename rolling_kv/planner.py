@@ -83,7 +83,7 @@ class Planner:
 
 
 def prerolled_tokens(plan: Plan) -> int:
-    """Tokens of the exact prefix that only a pre-roll made exact."""
+    """Tokens of the exact prefix that the conditioning alone would not have made exact."""
     prefix = plan.prefix
 
     def counts(part: StoredSegment) -> bool:

@@ -119,6 +119,6 @@ class Prefiller:
 
         chosen = self._ingestor.anchors(plan.stored, self._anchor_kind, report=report)
         return [
-            PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens))
+            PlacedKV(kv=one, position=part.segment.start, tokens=torch.tensor(tokens, dtype=torch.int64))
             for part, one, tokens in zip(plan.stored, kv, chosen, strict=True)
         ]

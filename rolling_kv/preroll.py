@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 _POLL = 0.002  # seconds between looks whether a request is still waiting
 
@@ -40,35 +40,49 @@ class BackgroundPreroll:
 
     Args:
         step: computes one segment under the session's lock; False when nothing is left, or no longer wanted.
-        wanted: whether a request waits for the lock.
+        wanted: whether a request waits for the lock, or an answer is decoded.
     """
 
     def __init__(self, step: Callable[[], bool], *, wanted: Callable[[], bool]) -> None:
         self._step = step
         self._wanted = wanted
         self._stopping = Event()
+        self._lock = Lock()
+        self._asked = False
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Goes on with the prediction that holds now; does nothing while it runs already."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._thread = Thread(target=self._run, name="rolling-kv-preroll", daemon=True)
-        self._thread.start()
+        """Goes on with the prediction that holds now; a running thread looks again when it is done."""
+        with self._lock:
+            self._asked = True
+            if self._thread is None and not self._stopping.is_set():
+                self._thread = Thread(target=self._run, name="rolling-kv-preroll", daemon=True)
+                self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread, and waits for it; a segment in the making is given up."""
+    def ask_to_stop(self) -> None:
+        """The segment in the making is given up, and no other one is begun."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+
+    def join(self) -> None:
+        """Waits for the thread to end."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
 
     @property
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            if self._wanted():
-                time.sleep(_POLL)
-            elif not self._step():
-                return
+        while True:
+            with self._lock:
+                if self._stopping.is_set() or not self._asked:
+                    self._thread = None
+                    return
+                self._asked = False
+            more = True
+            while more and not self._stopping.is_set():
+                if self._wanted():
+                    time.sleep(_POLL)
+                else:
+                    more = self._step()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from rolling_kv.history import FusedHistory
 from rolling_kv.kv import ModelIdentity
 from rolling_kv.plan import Plan
+from rolling_kv.store import token_digest
 
 if TYPE_CHECKING:
     from rolling_kv.store.base import KVStore
@@ -60,7 +61,8 @@ def provenance_of(
         start = segment.start
         if part is not None and fused:
             assert history is not None
-            after, start = tuple(sorted(history.seen(key) - {key})), history[key].start
+            own = token_digest(segment.token_ids)
+            after, start = tuple(sorted(history.seen(key) - {own})), history[key].start
         elif part is not None:
             after = tuple(step.digest for step in part.lineage.path[:-1])
             start = part.lineage.segment.start

@@ -90,7 +90,7 @@ class RollingSession:
         self._prefiller = Prefiller(
             engine=engine, ingestor=self._ingestor, history=self._history, config=config, clock=clock
         )
-        self._background = BackgroundPreroll(self._preroll_step, wanted=lambda: self._turns.wanted)
+        self._background = BackgroundPreroll(self._preroll_step, wanted=self._interrupted)
         require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
 
@@ -131,11 +131,13 @@ class RollingSession:
 
     def close(self) -> None:
         """Ends the session; stored KV stays. Closing twice is harmless."""
-        self._background.stop()
+        self._background.ask_to_stop()
         with self._turns.request():
             if not self._closed:
                 self._closed = True
+                self._ingestor.forget()
                 self._store.close()
+        self._background.join()
 
     def __enter__(self) -> Self:
         return self
@@ -263,8 +265,9 @@ class RollingSession:
 
     def next_token_logits(self, query: str | Message, **options: Unpack[PrefillOptions]) -> torch.Tensor:
         """The first token's logits, [vocabulary], float32, without decoding."""
+        started = self.clock()
         with self._open():
-            account = self._prefill(query, options, room=1)
+            account = self._prefill(query, options, room=1, started=started)
             self._unreported += account.report.degraded
             return account.prefilled.logits
 
@@ -278,8 +281,9 @@ class RollingSession:
         """
         import torch
 
+        started = self.clock()
         with self._open():
-            account = self._prefill(query, options, room=max(1, len(token_ids)))
+            account = self._prefill(query, options, room=max(1, len(token_ids)), started=started)
             logits = account.prefilled.logits[None]
             if len(token_ids):
                 logits = torch.cat((logits, account.prefilled.follow(token_ids)))
@@ -310,8 +314,9 @@ class RollingSession:
         from rolling_kv.engine.decode import Decoding, decoding_settings
 
         settings, prefill_options = decoding_settings(options)
+        started = self.clock()
         with self._open():
-            account = self._prefill(query, prefill_options, room=settings.max_new_tokens)
+            account = self._prefill(query, prefill_options, room=settings.max_new_tokens, started=started)
             account.report.degraded, self._unreported = self._unreported + account.report.degraded, []
         prefilled = account.prefilled
         decoding = Decoding(
@@ -322,7 +327,7 @@ class RollingSession:
             settings=settings,
             clock=self.clock,
         )
-        return AnswerStream(decoding, account=account, answered=self._answered)
+        return AnswerStream(decoding, account=account, busy=self._turns.busy, answered=self._answered)
 
     def preroll(self, *, progress: Progress | None = None) -> PrerollReport:
         """Prefills the predicted next window exactly, and returns when that is done.
@@ -338,16 +343,22 @@ class RollingSession:
                 "The session was opened with preroll='off', so no call would use a pre-roll. Open it with "
                 "preroll='wait', or with preroll='auto' and deterministic=False."
             )
+        from rolling_kv.engine.host import PassInterrupted
+
         computed = 0
-        with self._open():
-            chain = self._predicted_chain()
-            for done in range(len(chain)):
+        while True:
+            with self._open():  # a turn a segment, so that a request need not wait for the whole window
+                chain = self._predicted_chain()
+                done = self._ingestor.chained(chain)
                 if progress is not None:
                     progress(done, len(chain))
-                computed += self._ingestor.extend_chain(chain)
-            if progress is not None:
-                progress(len(chain), len(chain))
-            return PrerollReport(segments=self._ingestor.chained(chain), of=len(chain), computed=computed)
+                try:
+                    tokens = self._ingestor.extend_chain(chain, interrupted=lambda: self._turns.wanted)
+                except PassInterrupted:
+                    continue
+            computed += tokens
+            if not tokens:
+                return PrerollReport(segments=done, of=len(chain), computed=computed)
 
     def provenance(self) -> list[Provenance]:
         """What the KV of every segment of the window was computed from, in prompt order."""
@@ -396,11 +407,11 @@ class RollingSession:
                 f"{document.id!r} cannot be forgotten while {twin!r} with the same text is in the window. "
                 "Evict that one first."
             )
-        self._window = left  # whatever comes, what is forgotten is not asked about again
         self._ingestor.forget()
         forgotten = self._store.forget(self.config.namespace, token_digest(document.token_ids))
         if self._history is not None:
-            forgotten += self._history.forget(self._planner.chain([document.token_ids])[0].key)
+            forgotten += self._history.forget(token_digest(document.token_ids))
+        self._window = left  # whatever comes, what is forgotten is not asked about again
         return forgotten
 
     def _adopt(
@@ -421,8 +432,9 @@ class RollingSession:
         self._stream = self._stream if stream is None else stream
         return report
 
-    def _prefill(self, query: str | Message, options: PrefillOptions, *, room: int) -> Account:
-        started = self.clock()
+    def _prefill(
+        self, query: str | Message, options: PrefillOptions, *, room: int, started: float
+    ) -> Account:
         settings = prefill_settings(self.config, options, layers=self.engine.layers)
         prompt = self.prompt(query, answer_prefix=settings.answer_prefix)
         self._require_positions(prompt, room=room)
@@ -450,13 +462,13 @@ class RollingSession:
         """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
         from rolling_kv.engine.host import PassInterrupted
 
-        with self._turns.background():
-            if self._closed:
+        with self._turns.background(give_up=lambda: self._background.stopping) as taken:
+            if self._closed or not taken:
                 return False
             try:
                 computed = self._ingestor.extend_chain(
                     self._predicted_chain(),
-                    interrupted=lambda: self._turns.wanted or self._background.stopping,
+                    interrupted=lambda: self._interrupted() or self._background.stopping,
                 )
             except PassInterrupted:
                 return True
@@ -464,6 +476,10 @@ class RollingSession:
                 self._unreported.append(f"The pre-roll failed: {type(error).__name__}: {error}")
                 return False
         return computed > 0
+
+    def _interrupted(self) -> bool:
+        """Whether a request waits for this session or, from another session, for the engine."""
+        return self._turns.wanted or self.engine.wanted
 
     def _answered(self) -> None:
         if self.config.preroll != "off":

@@ -38,13 +38,13 @@ class Signals:
         """The score of every reusable token, [N], float32, on the CPU.
 
         Raises:
-            NumericsError: a score is not a number.
+            NumericsError: a score is not finite.
         """
         score = self._score(need, stitched=stitched, k=k).cpu()
-        if bool(score.isnan().any()):
+        if bool((score.isnan() | score.isposinf()).any()):
             raise NumericsError(
                 f"The model {self.engine.name!r} in {self.engine.identity.dtype} gave scores that are not "
-                f"numbers ({need.signal}). Open it with dtype='float32' or 'bfloat16'."
+                f"finite ({need.signal}). Open it with dtype='float32' or 'bfloat16'."
             )
         return score
 

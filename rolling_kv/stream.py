@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rolling_kv.account import Account
@@ -19,12 +20,21 @@ class AnswerStream:
     Reading `answer` earlier decodes what is left first.
 
     Args:
+        busy: entered while the answer is decoded.
         answered: called when the answer is there.
     """
 
-    def __init__(self, decoding: Decoding, *, account: Account, answered: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        decoding: Decoding,
+        *,
+        account: Account,
+        busy: Callable[[], AbstractContextManager[None]],
+        answered: Callable[[], None],
+    ) -> None:
         self._decoding = decoding
         self._account = account
+        self._busy = busy
         self._answered = answered
         self._pieces = self._run()
         self._answer: Answer | None = None
@@ -52,7 +62,8 @@ class AnswerStream:
         return self._answer
 
     def _run(self) -> Iterator[str]:
-        yield from self._decoding
+        with self._busy():
+            yield from self._decoding
         decoding, account = self._decoding, self._account
         timing = account.timing(first_token=decoding.first_token_seconds)
         self._answer = Answer(

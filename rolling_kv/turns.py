@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, RLock
+
+_LOOK = 0.05  # seconds
 
 
 class Turns:
@@ -23,20 +25,32 @@ class Turns:
     @contextmanager
     def request(self) -> Iterator[None]:
         """A turn for a request; what runs in the background sees it wait."""
-        with self._counting:
-            self._waiting += 1
-        try:
+        with self.busy():
             self._lock.acquire()
-        finally:
-            with self._counting:
-                self._waiting -= 1
         try:
             yield
         finally:
             self._lock.release()
 
     @contextmanager
-    def background(self) -> Iterator[None]:
-        """A turn for what nobody waits for."""
-        with self._lock:
+    def busy(self) -> Iterator[None]:
+        """Counts as waiting, without a turn: nothing in the background runs meanwhile."""
+        with self._counting:
+            self._waiting += 1
+        try:
             yield
+        finally:
+            with self._counting:
+                self._waiting -= 1
+
+    @contextmanager
+    def background(self, *, give_up: Callable[[], bool]) -> Iterator[bool]:
+        """A turn for what nobody waits for; False, and no turn, when `give_up` came true before it."""
+        while not (taken := self._lock.acquire(timeout=_LOOK)):
+            if give_up():
+                break
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._lock.release()

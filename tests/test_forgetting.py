@@ -10,7 +10,7 @@ import pytest
 from rolling_kv import RollingSession
 from rolling_kv.cli import main
 from rolling_kv.engine.host import TransformersHost
-from rolling_kv.errors import WindowError
+from rolling_kv.errors import StoreLockedError, WindowError
 from rolling_kv.store import token_digest
 from rolling_kv.store.disk import DiskStore
 
@@ -95,3 +95,19 @@ def test_the_command_proves_it(
         assert session.evict("a", forget=True).digest == digest
         assert verify() == 0
         assert f"Nothing is left of {digest}" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_forgetting_that_failed_can_be_tried_again(
+    llama_engine: TransformersHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> int:
+        raise StoreLockedError("busy")
+
+    with opened(llama_engine, store=tmp_path) as session:
+        session.append(note(1), id="a")
+        with monkeypatch.context() as broken:
+            broken.setattr(session._store, "forget", locked)
+            with pytest.raises(StoreLockedError):
+                session.evict("a", forget=True)
+        assert [document.id for document in session.documents] == ["a"]
+        assert session.evict("a", forget=True).forgotten == 1

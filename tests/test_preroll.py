@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from rolling_kv import RollingSession
 from rolling_kv.engine.host import TransformersHost
-from rolling_kv.errors import ConfigError
+from rolling_kv.errors import ConfigError, SessionClosedError
 
 INSTRUCTION = "Answer from the notes."
 QUERY = "Which number did note 3 say?"
@@ -185,3 +186,53 @@ def test_it_is_refused_where_no_call_would_use_it(llama_engine: TransformersHost
         opened(llama_engine, "auto", conditioning="first-seen")
     with pytest.raises(ConfigError, match="fresh_tail"):
         opened(llama_engine, "wait", fresh_tail=1)
+
+
+def test_nothing_runs_in_the_background_while_an_answer_is_decoded(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "auto", conditioning="isolated") as session:
+        session.extend([note(n) for n in range(4)])
+        stream = session.stream(QUERY, max_new_tokens=8)
+        next(stream)
+        before = len(session._ingestor._chain)
+        session._background.start()
+        time.sleep(0.3)
+        assert len(session._ingestor._chain) == before
+        assert stream.answer.token_ids
+        wait_until(lambda: session._ingestor.chained(session._predicted_chain()) == 4)
+
+
+def test_a_session_closed_while_it_prerolls_ends(llama_engine: TransformersHost) -> None:
+    """Also from a callback of the pre-roll itself, which holds the turn."""
+    session = opened(llama_engine, "wait")
+    session.extend([note(n) for n in range(4)])
+    session._background.start()
+    with pytest.raises(SessionClosedError):
+        session.preroll(progress=lambda *_: session.close())
+    assert session._background._thread is None
+
+
+def test_what_a_preroll_made_is_stored_once_the_window_holds_it(
+    llama_engine: TransformersHost, tmp_path: Path
+) -> None:
+    with opened(llama_engine, "wait", conditioning="window:1", store=tmp_path) as session:
+        session.extend([note(n) for n in range(4)])
+        session.preroll()
+        session.append(note(4))
+        leading = [one.key for one in session.provenance()[:3]]
+    with opened(llama_engine, "off", conditioning="window:1", store=tmp_path) as session:
+        session.extend([note(n) for n in range(1, 5)])
+        assert [one.key for one in session.provenance()[:3]] == leading
+        assert all(one.stored_at is not None for one in session.provenance()[:3])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("bound", [{"window": 5}, {"window_tokens": 160}])
+def test_the_prediction_is_what_an_append_leaves(
+    llama_engine: TransformersHost, batch: int, bound: dict[str, int]
+) -> None:
+    settings = {"window": None, "eviction": f"batch:{batch}"} | bound
+    with opened(llama_engine, "off", ingest="lazy", **settings) as session:
+        for number in range(14):
+            predicted = session._window.next_after_append()
+            session.append(note(number % 10))
+            assert session.documents[:-1] == predicted

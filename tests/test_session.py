@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rolling_kv import Answer, RollingSession
+from rolling_kv.call import placed_segments
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import (
     ConfigError,
     DuplicateDocumentError,
     EmptyDocumentError,
     InvalidRatioError,
+    NumericsError,
     PromptTooLongError,
     SessionClosedError,
     StoreFullError,
@@ -25,7 +28,8 @@ from rolling_kv.errors import (
     UnknownDocumentError,
     UnknownPolicyError,
 )
-from rolling_kv.policies import POLICIES
+from rolling_kv.policies import POLICIES, create_policy
+from rolling_kv.signals import Signals
 from tests.engine.stock import stock_logits
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -528,3 +532,75 @@ def test_threads_that_share_an_engine_do_not_mix_up_special_tokens(llama_engine:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("selection_layer", [1, 3, 4, 5])
+@pytest.mark.parametrize("inner", ["token-topk", "token-topk-gradual"])
+def test_sinks_are_judged_by_stored_keys_whatever_ran_before(
+    selection_layer: int, inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapped policy's pass may have gone deeper than the sink layer, and refreshed its keys."""
+    engine = TransformersHost(tiny_model("llama"), tiny_tokenizer(), name="tiny-llama")
+    blank = tiny_tokenizer()(" ")["input_ids"][0]
+    traits = dataclasses.replace(engine.traits, sink_token_ids=frozenset({blank}), sink_layer=3)
+    monkeypatch.setattr(engine, "traits", traits)
+    with open_session(engine, conditioning="isolated", selection_layer=selection_layer) as session:
+        session.extend([note(n) for n in range(6)])
+        plan = session._planner.plan(session.prompt(QUERY))
+        kv, _ = session._ingestor.ensure(plan.stored)
+        stitched = engine.stitch(placed_segments(plan, kv), capacity=len(plan.prompt))
+        signals = Signals(
+            engine=engine,
+            plan=plan,
+            selection_layer=selection_layer,
+            anchors=lambda: [],
+            degraded=pytest.fail,
+        )
+        inner_need, sink_need = create_policy(f"sink-repair:{inner}").needs
+        signals.score(inner_need, stitched=stitched, k=20)
+        score = signals.score(sink_need, stitched=stitched, k=20)
+    known = score[score > float("-inf")]
+    assert len(known) == sum(plan.prompt.token_ids[p] == blank for p in plan.reusable_positions)
+    assert float(known.min()) > 1e-3, "no stored key is compared with itself"
+
+
+def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    engine = TransformersHost(model, tiny_tokenizer(), name="tiny-llama")
+    with open_session(engine) as session:
+        session.append(note(1))
+        with torch.no_grad():
+            model.lm_head.weight[5] = float("nan")
+        for policy in ("direct-reuse", "full-prefill"):
+            with pytest.raises(NumericsError, match="float32"):
+                session.ask(QUERY, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": 5}, "max_new_tokens"),
+        ({"temperature": None}, "temperature is None"),
+        ({"top_p": "1"}, "top_p is 1"),
+        ({"top_k": 0.5}, "top_k is 0.5"),
+        ({"seed": None, "temperature": 1.0}, "seed is None"),
+        ({"answer_prefix": None}, "answer_prefix is None"),
+        ({"labels": None}, "labels is None"),
+        ({"labels": [("a", 0)]}, "character after the last"),
+        ({"selection_layer": True}, "layers 1 to 5"),
+        ({"max_new_tokens": None}, "max_new_tokens is None"),
+    ],
+)
+def test_options_that_are_not_as_expected(
+    llama_engine: TransformersHost, options: dict[str, object], says: str
+) -> None:
+    with open_session(llama_engine) as session:
+        session.append(note(1), id="a")
+        with pytest.raises(ConfigError, match=says):
+            session.ask(QUERY, **options)  # type: ignore[arg-type]
+
+
+def test_no_anchors_are_the_query_alone(llama_engine: TransformersHost) -> None:
+    with open_session(llama_engine, anchor_ratio=0.0, conditioning="isolated") as session:
+        session.extend([note(n) for n in range(5)])
+        assert session.ask(QUERY, policy="qcfuse", ratio=0.2, max_new_tokens=1).usage.recomputed > 0

@@ -44,7 +44,7 @@ class DeviationLayers:
         deviation = request.deviations()
         relative = deviation / deviation.mean(1, keepdim=True).clamp_min(1e-12)
         count = max(1, relative.shape[1] // 10)
-        truth = set(largest(relative.sum(0), count).tolist())
+        truth = set(largest(relative[1:].sum(0), count).tolist())
         self.recalls.append(
             [len(truth & set(largest(deviation[n], count).tolist())) / count for n in range(self.layers)]
         )

@@ -28,7 +28,7 @@ class Arm:
     @property
     def name(self) -> str:
         layer = "" if self.selection_layer == 1 else f"@layer{self.selection_layer}"
-        return f"{self.policy}{layer} {self.ratio:.0%}"
+        return f"{self.policy}{layer} {100 * self.ratio:g}%"
 
 
 @dataclass(frozen=True, slots=True)

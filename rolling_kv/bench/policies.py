@@ -8,18 +8,19 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from rolling_kv.bench.conditions import conditions, digest_of
 from rolling_kv.bench.fidelity import Arm, measure, reference_of
 from rolling_kv.bench.requests import requests_of, window_of
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.statistics import share_of
 from rolling_kv.policies import POLICIES, create_policy
+from rolling_kv.workloads import LabelledRequest
 
 if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
 
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5)
 WORKLOADS = ("needle", "multi-query", "multi-value", "variable-tracking", "market")
-WITHOUT_BUDGET = ("direct-reuse",)
 
 Progress = Callable[[int, int, str], None]
 """Called with how many requests are done, of how many, and what comes next."""
@@ -69,19 +70,30 @@ def run(
     Requests of the workloads take turns, so that a run that is stopped early has some of each. The arms of a
     request run in an order that is turned by one from request to request.
     """
-    settings = asdict(plan) | {
-        "kind": "policies",
-        "policies": list(plan.policies or default_policies()),
-        "model": engine.identity.values,
-        "dtype": engine.identity.dtype,
-        "traits": [list(engine.traits.critical_layers), engine.traits.sink_layer],
-    }
-    rows = Rows(rows_path, settings=settings)
-    done = {(row["workload"], row["request"]) for row in rows.rows}
     requests = {
         workload: requests_of(workload, seed=plan.seed, documents=plan.documents, count=plan.requests)
         for workload in plan.workloads
     }
+    settings = asdict(plan) | {
+        "kind": "policies",
+        "policies": list(plan.policies or default_policies()),
+        "requests_digest": digest_of(requests),
+        "traits": [list(engine.traits.critical_layers), sorted(engine.traits.sink_token_ids)],
+    }
+    with Rows(rows_path, settings=settings | conditions(engine)) as rows:
+        _measure_left(engine, plan, requests, rows, progress=progress)
+        return rows.rows
+
+
+def _measure_left(
+    engine: TransformersHost,
+    plan: PoliciesRun,
+    requests: dict[str, list[LabelledRequest]],
+    rows: Rows,
+    *,
+    progress: Progress,
+) -> None:
+    done = {(row["workload"], row["request"]) for row in rows.rows}
     left = [
         (workload, index)
         for index in range(plan.requests)
@@ -93,7 +105,6 @@ def run(
         progress(len(done) + number, total, workload)
         rows.add(_row(engine, plan, requests[workload][index], workload=workload, index=index))
     progress(total, total, "done")
-    return rows.rows
 
 
 def _row(

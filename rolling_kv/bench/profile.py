@@ -41,7 +41,7 @@ def profile(
         progress: called with how many requests are done, of how many.
 
     Raises:
-        BenchError: no request has a labelled span.
+        BenchError: no request has a labelled span, or nothing of one is reusable.
     """
     labelled = [request for request in requests if request.spans]
     if not labelled:
@@ -52,8 +52,14 @@ def profile(
     deviation = DeviationLayers(layers=engine.layers)
     for number, request in enumerate(labelled):
         progress(number, len(labelled))
+        conditioned = lay_out(engine, request, conditioning=conditioning)
+        if not conditioned.plan.reusable:
+            raise BenchError(
+                f"Under {conditioning!r} all of a request of {len(request.documents)} documents is exact "
+                "prefix, so nothing deviates. Profile with more documents, or with fewer neighbours."
+            )
         localisation.add(lay_out(engine, request, conditioning="isolated"))
-        deviation.add(lay_out(engine, request, conditioning=conditioning))
+        deviation.add(conditioned)
         _agreement(engine, request, deviation, conditioning=conditioning, ratio=ratio)
     progress(len(labelled), len(labelled))
     return {
@@ -87,7 +93,7 @@ def model_profile(report: dict[str, Any], *, measured: str) -> ModelProfile:
 
 
 def measured_layers(layers: int) -> list[int]:
-    """Layers 1 to the last but one, at most `MOST_LAYERS` of them, evenly spaced."""
+    """Layers from 1 on, at most `MOST_LAYERS` of them, evenly spaced."""
     every = list(range(1, layers))
     if len(every) <= MOST_LAYERS:
         return every

@@ -22,14 +22,24 @@ class Share:
         return f"{self.share:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def share_of(outcomes: Sequence[bool]) -> Share:
-    """The share of outcomes that are true; there must be at least one."""
+def require_statistics() -> None:
+    """Fails early where intervals cannot be computed.
+
+    Raises:
+        MissingExtraError
+    """
     try:
-        from scipy.stats import binomtest
+        import scipy.stats  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             "Intervals need scipy, which is not installed. Run: pip install 'rolling-kv[bench]'"
         ) from error
+
+
+def share_of(outcomes: Sequence[bool]) -> Share:
+    """The share of outcomes that are true; there must be at least one."""
+    require_statistics()
+    from scipy.stats import binomtest
 
     hits = sum(outcomes)
     interval = binomtest(hits, len(outcomes)).proportion_ci(0.95, method="wilson")

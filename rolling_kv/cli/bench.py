@@ -23,6 +23,7 @@ from rolling_kv.cli.output import print_json, progress_bar, results
 from rolling_kv.config import require_ratio
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import POLICIES
+from rolling_kv.window import parse_conditioning
 from rolling_kv.workloads import LABELLED
 
 if TYPE_CHECKING:
@@ -69,14 +70,21 @@ def policies(
     from rolling_kv.bench.plots import quality_against_ttft, require_plots
     from rolling_kv.bench.policies import RATIOS, WORKLOADS, PoliciesRun, markdown, run, summarise
     from rolling_kv.bench.requests import parse_documents
+    from rolling_kv.bench.statistics import require_statistics
 
     require_plots()
+    require_statistics()
+    if not parse_conditioning(conditioning).deterministic:
+        raise ConfigError(
+            f"--conditioning is {conditioning!r}, under which a document's KV depends on history. Expected "
+            "isolated, instruction, window:<documents> or full."
+        )
     if requests < 1:
         raise ConfigError(f"--requests is {requests}; expected at least 1.")
     plan = PoliciesRun(
-        workloads=tuple(workload or WORKLOADS),
-        policies=tuple(policy or ()),
-        ratios=tuple(require_ratio(one) for one in ratio or RATIOS),
+        workloads=tuple(dict.fromkeys(workload or WORKLOADS)),
+        policies=tuple(dict.fromkeys(policy or ())),
+        ratios=tuple(dict.fromkeys(require_ratio(one) for one in ratio or RATIOS)),
         conditioning=conditioning,
         documents=parse_documents(documents),
         requests=requests,
@@ -138,12 +146,15 @@ def about(engine: TransformersHost) -> dict[str, Any]:
 
 
 def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often full prefill itself was right, by workload."""
+    """How often full prefill itself was right, by workload; None where no request says what is right."""
     found: dict[str, Any] = {}
     for row in rows:
-        one = found.setdefault(row["workload"], {"requests": 0, "right": 0, "prompt_tokens": [], "ttft": []})
+        one = found.setdefault(
+            row["workload"], {"requests": 0, "right": None, "prompt_tokens": [], "ttft": []}
+        )
         one["requests"] += 1
-        one["right"] += bool(row["full_prefill"]["right"])
+        if row["full_prefill"]["right"] is not None:
+            one["right"] = (one["right"] or 0) + row["full_prefill"]["right"]
         one["prompt_tokens"].append(row["prompt_tokens"])
         one["ttft"].append(row["full_prefill"]["ttft"])
     for one in found.values():

@@ -56,8 +56,10 @@ def profile(
     from rolling_kv.bench.profile import model_profile, plot
     from rolling_kv.bench.profile import profile as measure
     from rolling_kv.bench.requests import parse_documents, requests_of
+    from rolling_kv.bench.statistics import require_statistics
     from rolling_kv.engine.profiles import write_profile
 
+    require_statistics()
     if requests < 1:
         raise ConfigError(f"--requests is {requests}; expected at least 1.")
     require_ratio(ratio)

@@ -32,12 +32,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0.0:
+        if not isinstance(self.temperature, int | float) or not self.temperature >= 0.0:
             raise ConfigError(f"temperature is {self.temperature}; expected 0 (greedy) or more.")
-        if not 0.0 < self.top_p <= 1.0:
+        if not isinstance(self.top_p, int | float) or not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p is {self.top_p}; expected more than 0 and at most 1.")
-        if self.top_k is not None and self.top_k < 1:
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ConfigError(f"top_k is {self.top_k}; expected at least 1, or None.")
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed is {self.seed}; expected a whole number.")
 
     def chooser(self) -> Callable[[torch.Tensor], int]:
         """A function from logits [vocabulary] to a token id, with random state of its own."""

@@ -6,7 +6,6 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ from rolling_kv.engine.rope import rope_of
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
 from rolling_kv.engine.tokenizer import ModelTokenizer
 from rolling_kv.engine.traits import traits_of
+from rolling_kv.errors import NumericsError
 from rolling_kv.kv import ModelIdentity, SegmentKV
+from rolling_kv.turns import Turns
 
 Clock = Callable[[], float]
 
@@ -63,7 +64,7 @@ class TransformersHost:
         self.dtype: torch.dtype = model.dtype
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
-        self._lock = RLock()
+        self._turns = Turns()
         self._cache_argument = (
             "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         )
@@ -85,6 +86,11 @@ class TransformersHost:
         declared = self._model.generation_config.eos_token_id
         ids = declared if isinstance(declared, list) else [declared, self.tokenizer.eos_id]
         return frozenset(token for token in ids if token is not None)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for a pass to end."""
+        return self._turns.wanted
 
     def synchronize(self) -> None:
         """Waits until the device has done what it was given, so that a clock tells the truth."""
@@ -169,7 +175,12 @@ class TransformersHost:
         )
 
     def deviations(
-        self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor, layer: int
+        self,
+        stitched: StitchedKV,
+        token_ids: Sequence[int],
+        *,
+        rows: torch.Tensor,
+        layer: int,
     ) -> torch.Tensor:
         """d_i = |K_i(current) - K_i(stored)|^2 at `layer`, for the positions `rows`, ascending.
 
@@ -180,7 +191,7 @@ class TransformersHost:
             [rows], float32. Positions that were not stored deviate from zero keys.
         """
         rows = rows.to(self.device)
-        stored = stitched.layer(layer)[0][0, :, rows].clone()
+        stored = stitched.stored_keys(layer)[0, :, rows]  # also where an earlier pass wrote over them
         ids = [token_ids[row] for row in rows.tolist()]
         self.run(ids, rows=rows, stitched=stitched, stop=len(token_ids), last_layer=layer)
         return key_deviation(stitched.layer(layer)[0][0], stored, rows=rows)
@@ -266,7 +277,7 @@ class TransformersHost:
         view = interception.PassView(
             rows=rows, positions=positions, on_query=None if on_query is None else look
         )
-        with self._lock, torch.inference_mode():
+        with self._turns.request(), torch.inference_mode():
             try:
                 output = self._model(
                     input_ids=torch.tensor([list(token_ids)], device=self.device),
@@ -278,19 +289,30 @@ class TransformersHost:
                 )
             except _LayerReached:
                 return torch.empty(0)
-            logits: torch.Tensor = output.logits[0].float()
-            return logits
+            return self._finite(output.logits[0].float())
+
+    def _finite(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits`, when they are numbers.
+
+        Raises:
+            NumericsError
+        """
+        if bool(logits.isnan().any()):
+            raise NumericsError(
+                f"The model {self.name!r} in {self.identity.dtype} gave logits that are not numbers. Open it "
+                "with dtype='float32' or 'bfloat16'."
+            )
+        return logits
 
     def _stock(self, token_ids: Sequence[int], cache: Any, *, keep: int) -> torch.Tensor:
-        with self._lock, torch.inference_mode(), self._stock_attention():
+        with self._turns.request(), torch.inference_mode(), self._stock_attention():
             output = self._model(
                 input_ids=torch.tensor([list(token_ids)], device=self.device),
                 use_cache=True,
                 logits_to_keep=keep,
                 **{self._cache_argument: cache},
             )
-            logits: torch.Tensor = output.logits[0].float()
-            return logits
+            return self._finite(output.logits[0].float())
 
     @contextmanager
     def _stock_attention(self) -> Iterator[None]:

@@ -83,19 +83,29 @@ class StitchedKV:
             self.seconds += self._clock() - started
         return self._layers[index]
 
+    def stored_keys(self, index: int) -> torch.Tensor:
+        """The keys of a layer as stitched, [1, kv_heads, capacity, head_dim], whatever passes wrote since."""
+        keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+        if self._placed:
+            self._place_keys(index, keys)
+        return keys
+
     def _fill(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         values = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
         if not self._placed:
             return keys, values
+        self._place_keys(index, keys)
+        values[0].index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
+        return keys, values
+
+    def _place_keys(self, index: int, keys: torch.Tensor) -> None:
         stored = self._joined(lambda part: part.kv.k[index])
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
             remap_keys(stored, cos, sin, out=keys[0], slots=self._slots)
         else:
             keys[0].index_copy_(1, self._slots, stored)
-        values[0].index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
-        return keys, values
 
     def _joined(self, stored: Callable[[PlacedKV], torch.Tensor]) -> torch.Tensor:
         """The placed tokens of all segments, [kv_heads, tokens, head_dim], wherever each is kept."""

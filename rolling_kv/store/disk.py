@@ -244,7 +244,7 @@ class DiskStore:
             key=lineage.key,
             namespace=lineage.namespace,
             tokens=len(lineage.segment.token_ids),
-            context_tokens=lineage.segment.start,
+            context_tokens=sum(len(step.token_ids) for step in lineage.path[:-1]),
             bytes=temporary.stat().st_size,
             checksum=checksum,
             created=now,

@@ -62,14 +62,14 @@ def _index_file(index: StoreIndex, path: Path) -> None:
     lineage = header["lineage"]
     parts = {field.name: lineage[field.name] for field in fields(ModelIdentity) if field.name != "name"}
     index.claim(lineage["namespace"], ModelIdentity(name="", **parts))
-    start, length, _ = lineage["path"][-1]
+    *before, (_, length, _) = lineage["path"]
     status = path.stat()
     known = index.find(path.stem)
     row = SegmentRow(
         key=path.stem,
         namespace=lineage["namespace"],
         tokens=length,
-        context_tokens=start,
+        context_tokens=sum(tokens for _, tokens, _ in before),
         bytes=status.st_size,
         checksum=header["checksum"],
         created=status.st_mtime if known is None else known.created,

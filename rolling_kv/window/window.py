@@ -136,7 +136,7 @@ class Window:
         grown = self.max_documents is not None and len(kept) + 1 > self.max_documents + self.batch - 1
         evicted = 0
         while kept and (
-            (grown and evicted < self.batch)
+            ((grown or evicted) and evicted < self.batch)
             or (self.max_tokens is not None and sum(d.tokens for d in kept) + average > self.max_tokens)
         ):
             oldest = next((i for i, document in enumerate(kept) if not document.pinned), None)

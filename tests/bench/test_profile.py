@@ -136,7 +136,7 @@ def test_the_command_keeps_what_it_measured(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ROLLING_KV_CACHE", str(tmp_path / "cache"))
-    arguments = ["profile", "--model", str(llama_folder), "--requests", "2", "--documents", "4"]
+    arguments = ["profile", "--model", str(llama_folder), "--requests", "2", "--documents", "6"]
     arguments += ["--out", str(tmp_path / "out"), "--json"]
     assert command(monkeypatch, *arguments) == 0
     report = json.loads(capsys.readouterr().out)
