@@ -164,34 +164,23 @@ def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _table(entries: list[dict[str, Any]], *, workload: str) -> Table:
+    """The figures of one workload that fit a terminal; the report has all."""
     title = f"{workload}: answers equal to full prefill's (95% interval)"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-    columns = (
-        "policy",
-        "ratio",
-        "agreement",
-        "top-1",
-        "KL",
-        "recall",
-        "captured",
-        "segments",
-        "select",
-        "sooner",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
+    table.add_column("policy", overflow="fold")
+    for column in ("ratio", "equal", "95%", "KL", "recall", "segments", "select", "sooner"):
+        table.add_column(column, justify="right", no_wrap=True)
     for entry in entries:
         if entry["workload"] != workload:
             continue
         agreement = entry["answer_agreement"]
         table.add_row(
             entry["policy"],
-            f"{entry['ratio']:.0%}",
-            f"{agreement['share']:.2f} ({agreement['low']:.2f} to {agreement['high']:.2f})",
-            f"{entry['top1']:.2f}",
+            f"{100 * entry['ratio']:g}%",
+            f"{agreement['share']:.2f}",
+            f"{agreement['low']:.2f}-{agreement['high']:.2f}",
             f"{entry['kl']:.3f}",
             _figure(entry["recall"]),
-            _figure(entry["captured_deviation"]),
             f"{entry['segments']:.0f}",
             f"{entry['select_seconds'] * 1000:.0f} ms",
             f"{entry['speedup']:.1f}x",
