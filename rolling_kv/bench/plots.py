@@ -77,7 +77,7 @@ def require_plots() -> None:
         MissingExtraError
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise MissingExtraError(
             "Plots need matplotlib, which is not installed. Run: pip install 'rolling-kv[bench]'"

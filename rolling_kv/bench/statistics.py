@@ -29,7 +29,7 @@ def require_statistics() -> None:
         MissingExtraError
     """
     try:
-        import scipy.stats  # noqa: F401
+        import scipy.stats  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise MissingExtraError(
             "Intervals need scipy, which is not installed. Run: pip install 'rolling-kv[bench]'"

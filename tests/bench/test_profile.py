@@ -101,10 +101,10 @@ def test_planted_sinks_are_found_with_the_layer_that_shows_them() -> None:
     deviation[5:, 11] = 40.0
     ids = [1] * 60
     ids[11] = 7
-    layers.add(Planted(deviation, ids))  # type: ignore[arg-type]
+    layers.add(Planted(deviation, ids))  # type: ignore[arg-type]  # stands in for a LaidOut
     assert layers.sink_traits() == ((7,), 5)
     plain = DeviationLayers(layers=8)
-    plain.add(Planted(torch.ones(8, 60), ids))  # type: ignore[arg-type]
+    plain.add(Planted(torch.ones(8, 60), ids))  # type: ignore[arg-type]  # stands in for a LaidOut
     assert plain.sink_traits() == ((), None)
     report = layers.report(str)
     assert report["sinks"]["share_of_tokens"] == pytest.approx(1 / 60)

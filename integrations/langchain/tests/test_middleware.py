@@ -188,7 +188,7 @@ def test_retrieved_documents_and_plain_results_make_the_window() -> None:
     ]
     middleware = RollingKVMiddleware(newest="document")
     state: Any = {"messages": messages}
-    state |= middleware.before_model(state, None)  # type: ignore[arg-type]
+    state |= middleware.before_model(state, None)  # type: ignore[arg-type]  # no runtime is read
     model = ChatRollingKV(engine=ScriptedEngine(calling(0)))
     shown: list[ModelRequest[Any]] = []
     middleware.wrap_model_call(ModelRequest(model=model, messages=messages, state=state), shown.append)  # type: ignore[arg-type]
@@ -266,6 +266,6 @@ def test_settings_that_are_not_as_expected() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         RollingKVMiddleware(window=0)
     with pytest.raises(ConfigError, match="warn, ignore or raise"):
-        RollingKVMiddleware(unsupported_model="shout")  # type: ignore[arg-type]
+        RollingKVMiddleware(unsupported_model="shout")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ConfigError, match="in-place or document"):
-        RollingKVMiddleware(newest="last")  # type: ignore[arg-type]
+        RollingKVMiddleware(newest="last")  # type: ignore[arg-type]  # wrong on purpose
