@@ -16,7 +16,7 @@ class ReferenceRow:
     Args:
         request: its number in the history, from 0.
         prompt_digest: xxh3-128 (hex) of the prompt's token ids.
-        documents: ids of the documents in the window, oldest first.
+        segments: names of the prompt's segments, in order; a document's name is its id.
         margins: between the two likeliest tokens where each token of the answer was chosen, and its end, in
             logits.
         right: whether it is the expected answer; None when that is not known.
@@ -26,7 +26,7 @@ class ReferenceRow:
     request: int
     prompt_digest: str
     prompt_tokens: int
-    documents: tuple[str, ...]
+    segments: tuple[str, ...]
     query: str
     token_ids: tuple[int, ...]
     text: str
@@ -95,7 +95,7 @@ class ReplayRow:
 
 
 def kv_grid(fingerprint: str, *, segments: int) -> NDArray[np.uint32]:
-    """The hashes in a `kv_fingerprint`, [layers, segments], where segments are the prompt's, in order.
+    """The hashes in a `kv_fingerprint`, [layers, segments], for so many segments of the prompt.
 
     A fingerprint is the hexadecimal of little-endian 32-bit hashes, layer by layer.
     """
