@@ -58,6 +58,12 @@ def policies(
         str, typer.Option(help="isolated, instruction or window:<documents>.")
     ] = "isolated",
     seed: Annotated[int, typer.Option(help="Of the workloads.")] = 0,
+    critical_layers: Annotated[
+        str,
+        typer.Option(
+            help="Of qcfuse, 0-based, best first, such as 5,2,3; default: those known of the model."
+        ),
+    ] = "",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -92,7 +98,13 @@ def policies(
     )
     plan.arms()  # names an unknown policy before the model is loaded
     with progress_bar() as progress:
-        engine = loaded(model, dtype=dtype, device=device, progress=progress)
+        engine = loaded(
+            model,
+            dtype=dtype,
+            device=device,
+            progress=progress,
+            critical_layers=parse_layers(critical_layers),
+        )
         rows = run(
             engine,
             plan,
@@ -116,11 +128,25 @@ def policies(
         )
 
 
-def loaded(model: str, *, dtype: str, device: str, progress: Any) -> TransformersHost:
+def parse_layers(text: str) -> tuple[int, ...]:
+    """`5,2,3` as numbers; none of an empty text.
+
+    Raises:
+        ConfigError
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise ConfigError(f"Layers are {text!r}; expected numbers such as 5,2,3.") from error
+
+
+def loaded(
+    model: str, *, dtype: str, device: str, progress: Any, critical_layers: tuple[int, ...] = ()
+) -> TransformersHost:
     """The engine of a command."""
     from rolling_kv.engine import load_engine
 
-    return load_engine(model, dtype=dtype, device=device, progress=progress)
+    return load_engine(model, dtype=dtype, device=device, progress=progress, critical_layers=critical_layers)
 
 
 def about(engine: TransformersHost) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rolling_kv.engine.profiles import read_profile
 from rolling_kv.engine.rope import rope_of
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
 from rolling_kv.engine.tokenizer import ModelTokenizer
-from rolling_kv.engine.traits import traits_of
+from rolling_kv.engine.traits import traits_of, with_critical_layers
 from rolling_kv.errors import NumericsError
 from rolling_kv.kv import ModelIdentity, SegmentKV
 from rolling_kv.turns import Turns
@@ -42,13 +42,15 @@ class TransformersHost:
         model: a causal language model of a supported family; its attention is taken over by the host.
         tokenizer: the model's tokenizer.
         name: how errors call the model.
+        critical_layers: 0-based, best first, instead of those that are known of it.
 
     Raises:
         UnsupportedModelError: its family, rope, heads or tokenizer is not supported.
         ProfileError: its stored profile is damaged.
+        ConfigError: `critical_layers` are no layers of it.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, name: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, name: str, critical_layers: Sequence[int] = ()) -> None:
         config = model.config
         require_supported(config.model_type, name=name)
         self.name = name
@@ -79,6 +81,8 @@ class TransformersHost:
             device=self.device.type,
         )
         self.traits = traits_of(config, read_profile(self.identity.values, layers=self.layers))
+        if critical_layers:
+            self.traits = with_critical_layers(self.traits, critical_layers, layers=self.layers)
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -6,10 +6,12 @@ for its architecture, or, for critical layers, from a guess.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rolling_kv.engine.profiles import ModelProfile
+from rolling_kv.errors import ConfigError
 
 # (model_type, layers, hidden size): the top 3 by Recall@10%, 0-based, best first (QCFuse, section 3.4)
 _PUBLISHED = {
@@ -40,6 +42,19 @@ class ModelTraits:
     sink_token_ids: frozenset[int] = frozenset()
     sink_layer: int | None = None
     sink_source: str = "never measured; `rolling-kv profile` does"
+
+
+def with_critical_layers(traits: ModelTraits, given: Sequence[int], *, layers: int) -> ModelTraits:
+    """`traits` of a model of so many layers, with these critical layers.
+
+    Raises:
+        ConfigError: they are no layers of the model.
+    """
+    if len(set(given)) < len(given) or not all(type(one) is int and 0 <= one < layers for one in given):
+        raise ConfigError(
+            f"critical_layers is {list(given)}; expected different layers of the model, 0 to {layers - 1}."
+        )
+    return replace(traits, critical_layers=tuple(given), critical_source="given", critical_guessed=False)
 
 
 def traits_of(config: Any, profile: ModelProfile | None) -> ModelTraits:

@@ -11,7 +11,7 @@ from rolling_kv.engine import profiles
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.profiles import ModelProfile, profile_path, read_profile, write_profile
 from rolling_kv.engine.traits import traits_of
-from rolling_kv.errors import ProfileError
+from rolling_kv.errors import ConfigError, ProfileError
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 
@@ -92,3 +92,17 @@ def test_a_demo_model_ships_with_its_profile(
     if demo_engine.name == "gemma3-270m":
         assert profile is not None
         assert profile.critical_layers[0] == 5, "its first full-attention layer"
+
+
+def test_critical_layers_that_are_given_come_before_all_others(own_cache: Path) -> None:
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    profile = ModelProfile(
+        model=host().identity.values, name="tiny", critical_layers=(4,), sink_token_ids=(7,)
+    )
+    write_profile(profile)
+    given = TransformersHost(model, tokenizer, name="tiny", critical_layers=(2, 0)).traits
+    assert (given.critical_layers, given.critical_source, given.critical_guessed) == ((2, 0), "given", False)
+    assert given.sink_token_ids == {7}
+    for wrong in ((-1,), (1, 99), (3, 3)):
+        with pytest.raises(ConfigError, match="critical_layers"):
+            TransformersHost(model, tokenizer, name="tiny", critical_layers=wrong)
