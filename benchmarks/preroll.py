@@ -26,7 +26,7 @@ from rolling_kv import Answer, RollingSession, load_engine
 from rolling_kv.bench.conditions import conditions
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.statistics import require_statistics, share_of
-from rolling_kv.cli.bench import about
+from rolling_kv.cli.model import about
 from rolling_kv.workloads.market import INSTRUCTION, MarketQuestion, market_events, market_question
 
 

@@ -38,7 +38,7 @@ class Reference:
     Args:
         token_ids: of the answer.
         ended: whether its end was a token of its own, which is then compared as well.
-        logits: [tokens + 1, vocabulary]: after the prompt, and after each token.
+        logits: [compared, vocabulary]: from which each token, and its end, were chosen.
         right: whether it is the expected answer; None when that is not known.
         ttft: seconds.
     """
@@ -87,30 +87,36 @@ class Outcome:
 
 
 def labels_of(session: RollingSession, request: LabelledRequest) -> list[tuple[str, int, int]]:
-    """The request's spans as labels of the documents in the window."""
-    ids = [document.id for document in session.documents]
+    """The request's spans as labels of the documents in the window, whose newest are the request's."""
+    ids = [document.id for document in session.documents][-len(request.documents) :]
     return [(ids[span.document], span.start, span.stop) for span in request.spans]
 
 
 def reference_of(session: RollingSession, request: LabelledRequest, *, max_new_tokens: int) -> Reference:
     """Answers the request by full prefill; the session's window holds its documents."""
+    import torch
+
+    seen = []
+
+    def watch(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.cpu().clone())
+        return logits
+
     answer = session.ask(
         request.query,
         answer_prefix=request.answer_prefix,
         policy="full-prefill",
         max_new_tokens=max_new_tokens,
         stop=STOP,
-    )
-    forced = session.score(
-        request.query, answer.token_ids, answer_prefix=request.answer_prefix, policy="full-prefill"
+        guide=watch,
     )
     return Reference(
         token_ids=answer.token_ids,
         ended=answer.finish_reason == "eos",
-        logits=forced.logits,
+        logits=torch.stack(seen),
         text=answer.text,
         right=request.is_right(answer.text) if request.expected else None,
-        ttft=min(answer.timing.ttft, forced.timing.ttft),
+        ttft=answer.timing.ttft,
         prompt_tokens=answer.usage.prompt_tokens,
     )
 

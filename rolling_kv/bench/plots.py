@@ -43,6 +43,54 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
     figure.savefig(path, dpi=130)
 
 
+def agreement_against_work(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Answer agreement over the computation at slide and ask: a colour a setting, a marker a policy.
+
+    Cells that no other beats are joined by a line.
+    """
+    figure, axes = _figure(1, 1, width=9.5, height=6.2)
+    panel = axes[0, 0]
+    settings = list(dict.fromkeys(entry["setting"] for entry in entries))
+    policies = list(dict.fromkeys(entry["policy"] for entry in entries))
+    for entry in entries:
+        agreement, work = entry["answer_agreement"], entry["work"]["slide_and_ask"]
+        panel.errorbar(
+            100 * work,
+            agreement["share"],
+            yerr=[[agreement["share"] - agreement["low"]], [agreement["high"] - agreement["share"]]],
+            color=f"C{settings.index(entry['setting']) % 10}",
+            marker="os^vDP*X<>"[policies.index(entry["policy"]) % 10],
+            markersize=6,
+            elinewidth=0.4,
+            alpha=0.85,
+        )
+    from rolling_kv.bench.frontier import best
+
+    front = sorted(best(entries), key=lambda entry: entry["work"]["slide_and_ask"])
+    panel.plot(
+        [100 * entry["work"]["slide_and_ask"] for entry in front],
+        [entry["answer_agreement"]["share"] for entry in front],
+        color="black",
+        linewidth=0.8,
+        zorder=0,
+    )
+    for index, setting in enumerate(settings):
+        panel.plot([], [], color=f"C{index % 10}", linewidth=4, label=setting)
+    for index, policy in enumerate(policies):
+        panel.plot([], [], color="gray", marker="os^vDP*X<>"[index % 10], linestyle="", label=policy)
+    panel.axvline(10, color="gray", linestyle=":", linewidth=0.8)
+    panel.axhline(0.95, color="gray", linestyle=":", linewidth=0.8)
+    panel.set(
+        xlabel="computation at slide and ask, % of full prefill's",
+        ylabel="answers equal to full prefill's (95% interval)",
+        ylim=(-0.03, 1.03),
+    )
+    panel.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
 def curves(
     panels: Sequence[tuple[str, str, str, dict[str, tuple[Sequence[Any], Sequence[float]]]]],
     path: Path,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rolling_kv.config import DEFAULT_POLICY
 from rolling_kv.errors import ConfigError
 from rolling_kv.session import RollingSession
-from rolling_kv.workloads import LABELLED, LabelledRequest, read_requests
+from rolling_kv.workloads import LABELLED, ROLLING, LabelledRequest, read_requests
 
 if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
@@ -48,7 +48,7 @@ def requests_of(workload: str, *, seed: int, documents: tuple[int, int], count: 
             raise ConfigError(f"{workload} holds no requests; expected one JSON object a line.")
         return found
     factory = LABELLED.create(workload)
-    if documents[0] == documents[1] or workload.startswith("market"):
+    if documents[0] == documents[1] or workload in ROLLING:
         return list(islice(factory(seed, documents=documents[1]), count))
     rng = random.Random(f"documents:{seed}")
     sizes = [rng.randint(*documents) for _ in range(count)]

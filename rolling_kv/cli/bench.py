@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from rolling_kv.cli.bench_frontier import frontier
+from rolling_kv.cli.model import about, loaded, parse_layers
 from rolling_kv.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -26,10 +25,8 @@ from rolling_kv.policies import POLICIES
 from rolling_kv.window import parse_conditioning
 from rolling_kv.workloads import LABELLED
 
-if TYPE_CHECKING:
-    from rolling_kv.engine.host import TransformersHost
-
-app = typer.Typer(help="Measures on this machine: policies.", no_args_is_help=True)
+app = typer.Typer(help="Measures on this machine: policies, the frontier.", no_args_is_help=True)
+app.command()(frontier)
 
 
 @app.command()
@@ -126,49 +123,6 @@ def policies(
         results.print(
             f"Written to {out}: report.json, table.md, quality-ttft.png, rows.jsonl.", highlight=False
         )
-
-
-def parse_layers(text: str) -> tuple[int, ...]:
-    """`5,2,3` as numbers; none of an empty text.
-
-    Raises:
-        ConfigError
-    """
-    try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError as error:
-        raise ConfigError(f"Layers are {text!r}; expected numbers such as 5,2,3.") from error
-
-
-def loaded(
-    model: str, *, dtype: str, device: str, progress: Any, critical_layers: tuple[int, ...] = ()
-) -> TransformersHost:
-    """The engine of a command."""
-    from rolling_kv.engine import load_engine
-
-    return load_engine(model, dtype=dtype, device=device, progress=progress, critical_layers=critical_layers)
-
-
-def about(engine: TransformersHost) -> dict[str, Any]:
-    """What a report says of the machine and the model."""
-    import torch
-
-    on_gpu = engine.device.type == "cuda"
-    return {
-        "model": asdict(engine.identity),
-        "hardware": {
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-            "gpu": torch.cuda.get_device_name(engine.device) if on_gpu else None,
-        },
-        "versions": {name: version(name) for name in ("torch", "transformers", "rolling-kv")},
-        "critical_layers": {
-            "layers": list(engine.traits.critical_layers),
-            "source": engine.traits.critical_source,
-        },
-    }
 
 
 def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rolling_kv.cli.bench import about, loaded
+from rolling_kv.cli.model import about, loaded
 from rolling_kv.cli.options import (
     ConditioningOption,
     DeviceOption,

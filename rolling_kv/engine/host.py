@@ -66,6 +66,7 @@ class TransformersHost:
         self.dtype: torch.dtype = model.dtype
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
+        self.token_layers = 0  # tokens that passes began with, times the layers that the passes go through
         self._turns = Turns()
         self._cache_argument = (
             "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
@@ -282,6 +283,7 @@ class TransformersHost:
             rows=rows, positions=positions, on_query=None if on_query is None else look
         )
         with self._turns.request(), torch.inference_mode():
+            self.token_layers += len(token_ids) * (self.layers if last_layer is None else last_layer + 1)
             try:
                 output = self._model(
                     input_ids=torch.tensor([list(token_ids)], device=self.device),
@@ -310,6 +312,7 @@ class TransformersHost:
 
     def _stock(self, token_ids: Sequence[int], cache: Any, *, keep: int) -> torch.Tensor:
         with self._turns.request(), torch.inference_mode(), self._stock_attention():
+            self.token_layers += len(token_ids) * self.layers
             output = self._model(
                 input_ids=torch.tensor([list(token_ids)], device=self.device),
                 use_cache=True,

@@ -20,7 +20,7 @@ from rolling_kv.workloads.market import (
     market_question,
     market_requests,
 )
-from rolling_kv.workloads.needle import needle_requests
+from rolling_kv.workloads.needle import needle_requests, rolling_needle_requests
 from rolling_kv.workloads.request import LabelledRequest, TextSpan, holds_whole
 from rolling_kv.workloads.ruler import (
     multi_query_requests,
@@ -37,14 +37,19 @@ class RequestFactory(Protocol):
 
 LABELLED: Registry[RequestFactory] = Registry("labelled workload", UnknownWorkloadError)
 LABELLED.register("needle", lambda: needle_requests)
+LABELLED.register("rolling-needle", lambda: rolling_needle_requests)
 LABELLED.register("multi-query", lambda: multi_query_requests)
 LABELLED.register("multi-value", lambda: multi_value_requests)
 LABELLED.register("variable-tracking", lambda: variable_tracking_requests)
 LABELLED.register("market", lambda: partial(market_requests, detail="short", question="field"))
 LABELLED.register("market-copy", lambda: partial(market_requests, detail="long", question="copy"))
 
+ROLLING = frozenset({"market", "market-copy", "rolling-needle"})
+"""Names of those whose window loses its oldest document and gains one from request to request."""
+
 __all__ = [
     "LABELLED",
+    "ROLLING",
     "Detail",
     "EventKind",
     "LabelledRequest",
@@ -62,6 +67,7 @@ __all__ = [
     "multi_value_requests",
     "needle_requests",
     "read_requests",
+    "rolling_needle_requests",
     "variable_tracking_requests",
     "write_requests",
 ]

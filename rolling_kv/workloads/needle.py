@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from rolling_kv.workloads.notes import (
     INSTRUCTION,
+    MOST_DOCUMENTS,
     fact,
     note,
     numbers,
@@ -15,6 +18,8 @@ from rolling_kv.workloads.notes import (
     start,
 )
 from rolling_kv.workloads.request import LabelledRequest
+
+_PEOPLE = 90  # who take turns in a rolling stream, by first name
 
 
 def needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
@@ -27,16 +32,40 @@ def needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
     return _requests(random.Random(f"needle:{seed}"), documents)
 
 
+def rolling_needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
+    """The same over a window that rolls: each request evicts the oldest note and appends one.
+
+    No person and no number stands in a window twice. ConfigError as for `needle_requests`.
+    """
+    require_documents(documents, least=1)
+    return _rolling(random.Random(f"rolling-needle:{seed}"), documents)
+
+
 def _requests(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
     while True:
         names, lockers = people(rng, documents), numbers(rng, documents)
-        notes = tuple(note(rng, place, names[place], lockers[place]) for place in range(documents))
+        notes = [note(rng, place, names[place], lockers[place]) for place in range(documents)]
         asked = rng.randrange(documents)
-        yield LabelledRequest(
-            documents=notes,
-            query=f"Question: What is the locker number of {names[asked]}?\nAnswer:",
-            answer_prefix=f" {start(names[asked])}",
-            expected=lockers[asked],
-            spans=(fact(notes, asked, names[asked], lockers[asked]),),
-            instruction=INSTRUCTION,
-        )
+        yield _asked(notes, asked, names[asked], lockers[asked])
+
+
+def _rolling(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
+    names, lockers = people(rng, max(documents, _PEOPLE)), numbers(rng, MOST_DOCUMENTS)
+    window: deque[tuple[str, str, str]] = deque(maxlen=documents)
+    for place in count():
+        name, locker = names[place % len(names)], lockers[place % len(lockers)]
+        window.append((note(rng, place, name, locker), name, locker))
+        if len(window) == documents:
+            asked = rng.randrange(documents)
+            yield _asked([text for text, _, _ in window], asked, *window[asked][1:])
+
+
+def _asked(notes: Sequence[str], asked: int, name: str, locker: str) -> LabelledRequest:
+    return LabelledRequest(
+        documents=tuple(notes),
+        query=f"Question: What is the locker number of {name}?\nAnswer:",
+        answer_prefix=f" {start(name)}",
+        expected=locker,
+        spans=(fact(notes, asked, name, locker),),
+        instruction=INSTRUCTION,
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolling_kv.errors import ConfigError
-from rolling_kv.workloads.needle import needle_requests
+from rolling_kv.workloads.needle import needle_requests, rolling_needle_requests
 
 NOTE = re.compile(
     r"Note \d+: (?P<name>.+) lives in \w+\. The locker number of (?P=name) is (?P<number>\d{3})\."
@@ -53,3 +53,19 @@ def test_as_many_documents_as_there_are_numbers() -> None:
     for documents in (0, 901):
         with pytest.raises(ConfigError, match=f"documents is {documents}; expected 1 to 900"):
             needle_requests(5, documents=documents)
+
+
+@pytest.mark.parametrize("documents", [1, 24, 100])
+def test_a_rolling_window_loses_its_oldest_note_and_gains_one(documents: int) -> None:
+    requests = list(islice(rolling_needle_requests(7, documents=documents), 200))
+    for before, after in pairwise(requests):
+        assert after.documents[:-1] == before.documents[1:]
+    for request in requests:
+        read = [NOTE.fullmatch(text) for text in request.documents]
+        held = {match["name"]: match["number"] for match in read if match}
+        assert len(held) == len(set(held.values())) == documents
+        [span] = request.spans
+        name = request.text(span).split(" is ")[0]
+        assert f"number of {name}?" in request.query
+        assert held[name] == request.expected
+    assert len({request.spans[0].document for request in requests}) > min(documents, 20) / 2

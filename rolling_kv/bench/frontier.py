@@ -1,0 +1,276 @@
+"""The frontier: how near to full prefill, for how much computation, over a window that rolls.
+
+Every setting of how stored KV is made keeps a window of its own, which loses its oldest document and gains
+one from request to request, so that what a slide and an append cost is what they cost an agent. Computation
+is counted in tokens times the layers that they pass through, conditioning, probes and deviations included, as
+a share of what full prefill of the same prompt counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rolling_kv.bench.cells import Cell, Setting
+from rolling_kv.bench.conditions import conditions, digest_of
+from rolling_kv.bench.fidelity import Reference, measure, reference_of
+from rolling_kv.bench.requests import requests_of
+from rolling_kv.bench.rows import Rows
+from rolling_kv.bench.statistics import share_of
+from rolling_kv.errors import ConfigError
+from rolling_kv.session import RollingSession
+from rolling_kv.workloads import ROLLING, LabelledRequest
+
+if TYPE_CHECKING:
+    from rolling_kv.engine.host import TransformersHost
+
+_MEMORY = 1 << 30  # bytes of stored KV for each setting
+_STREAM = 16  # documents before the first window, which stream:k has seen
+
+Progress = Callable[[int, int], None]
+"""Called with how many requests are done, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierRun:
+    """What is measured.
+
+    Args:
+        workload: one that rolls.
+        documents: in the window.
+        seed: of the workload.
+    """
+
+    cells: tuple[Cell, ...]
+    workload: str
+    documents: int
+    requests: int
+    max_new_tokens: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workload not in ROLLING:
+            raise ConfigError(
+                f"The workload is {self.workload!r}; expected one that rolls: {', '.join(sorted(ROLLING))}."
+            )
+        if self.requests < 1:
+            raise ConfigError(f"requests is {self.requests}; expected at least 1.")
+
+
+def run(
+    engine: TransformersHost, plan: FrontierRun, *, rows_path: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    """Measures what `rows_path` does not hold yet, and returns all rows, one a request."""
+    documents = (plan.documents, plan.documents)
+    requests = requests_of(plan.workload, seed=plan.seed, documents=documents, count=plan.requests + _STREAM)
+    settings = {
+        "kind": "frontier",
+        "cells": [cell.name for cell in plan.cells],
+        "workload": plan.workload,
+        "documents": plan.documents,
+        "max_new_tokens": plan.max_new_tokens,
+        "seed": plan.seed,
+        "requests_digest": digest_of({plan.workload: requests}),
+        "traits": [list(engine.traits.critical_layers), sorted(engine.traits.sink_token_ids)],
+    }
+    with Rows(rows_path, settings=settings | conditions(engine)) as rows, ExitStack() as opened:
+        done = len(rows.rows)
+        if done < plan.requests:
+            windows = [
+                opened.enter_context(_RollingWindow(engine, setting, cells, requests[: done + _STREAM]))
+                for setting, cells in _by_setting(plan.cells).items()
+            ]
+            for index in range(done, plan.requests):
+                progress(index, plan.requests)
+                rows.add(_row(engine, plan, windows, requests[index + _STREAM], index=index))
+        progress(plan.requests, plan.requests)
+        return rows.rows[: plan.requests]
+
+
+def _by_setting(cells: Sequence[Cell]) -> dict[Setting, list[Cell]]:
+    grouped: dict[Setting, list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.setting, []).append(cell)
+    return grouped
+
+
+class _RollingWindow:
+    """The window of one setting, as it was before the next request.
+
+    Args:
+        cells: of the setting.
+        before: the requests that came before the next one, at least `_STREAM`.
+    """
+
+    def __init__(
+        self,
+        engine: TransformersHost,
+        setting: Setting,
+        cells: Sequence[Cell],
+        before: Sequence[LabelledRequest],
+    ) -> None:
+        self.setting = setting
+        self.cells = cells
+        self._engine = engine
+        documents = len(before[0].documents)
+        self.session = RollingSession.open(
+            model=engine,
+            instruction=before[0].instruction,
+            deterministic=False,
+            memory_limit=_MEMORY,
+            **setting.session_settings(documents=documents),
+        )
+        # a batch is as far as it would be, had it begun with the first request
+        rolled = _STREAM - 1 + (len(before) - _STREAM) % max(1, setting.batch)
+        earlier = [one.documents[0] for one in before[-1 - rolled : -1]]
+        self.session.extend([*earlier, *before[-1].documents])
+        if not setting.batch:
+            for document in self.session.documents[:-documents]:
+                self.session.evict(document.id)
+
+    def __enter__(self) -> _RollingWindow:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.session.close()
+
+    def roll(self, text: str) -> dict[str, int]:
+        """Rolls the window by one document; tokens times layers of what was done for it."""
+        work = {"idle": 0, "slide": 0}
+        if self.setting.preroll:
+            work["idle"] = self._counted(self.session.preroll)
+        elif not self.setting.batch:
+            oldest = self.session.documents[0].id
+            work["slide"] = self._counted(lambda: self.session.evict(oldest))
+        work["append"] = self._counted(lambda: self.session.append(text))
+        if self.setting.batch:  # what is more than the new document is the price of the slide
+            own = self.session.documents[-1].tokens * self._engine.layers
+            work |= {"append": own, "slide": work["append"] - own}
+        return work
+
+    def outcomes(
+        self, request: LabelledRequest, reference: Reference, *, turn: int
+    ) -> dict[str, dict[str, Any]]:
+        """What each cell makes of the request; the cells take turns at being first."""
+        found = {}
+        first = turn % len(self.cells)
+        full = reference.prompt_tokens * self._engine.layers
+        for cell in (*self.cells[first:], *self.cells[:first]):
+            before = self._engine.token_layers
+            outcome = measure(self.session, request, reference, cell.arm, stats=False)
+            counted = self._engine.token_layers - before - len(reference.token_ids) * self._engine.layers
+            found[cell.name] = asdict(cell.arm) | outcome.to_dict() | {"ask": counted / full}
+        return {cell.name: found[cell.name] for cell in self.cells}
+
+    def _counted(self, do: Callable[[], object]) -> int:
+        before = self._engine.token_layers
+        do()
+        return self._engine.token_layers - before
+
+
+def _row(
+    engine: TransformersHost,
+    plan: FrontierRun,
+    windows: Sequence[_RollingWindow],
+    request: LabelledRequest,
+    *,
+    index: int,
+) -> dict[str, Any]:
+    rolled = [window.roll(request.documents[-1]) for window in windows]
+    with RollingSession.open(model=engine, instruction=request.instruction, ingest="lazy") as session:
+        session.extend(request.documents)
+        reference = reference_of(session, request, max_new_tokens=plan.max_new_tokens)
+    settings = []
+    for window, work in zip(windows, rolled, strict=True):
+        own = reference
+        if len(window.session.documents) > plan.documents:  # a batch holds more
+            own = reference_of(window.session, request, max_new_tokens=plan.max_new_tokens)
+        full = own.prompt_tokens * engine.layers
+        settings.append(
+            {
+                "setting": window.setting.name,
+                "documents": len(window.session.documents),
+                "work": {part: counted / full for part, counted in work.items()},
+                "full_ttft": own.ttft,
+                "cells": window.outcomes(request, own, turn=index),
+            }
+        )
+    return {
+        "request": index,
+        "prompt_tokens": reference.prompt_tokens,
+        "full_prefill": {
+            "text": reference.text,
+            "tokens": len(reference.token_ids),
+            "right": reference.right,
+            "ttft": reference.ttft,
+        },
+        "settings": settings,
+    }
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry a cell; shares of computation are means over the requests."""
+    return [
+        _entry(rows, place, cell)
+        for place, setting in enumerate(rows[0]["settings"])
+        for cell in setting["cells"]
+    ]
+
+
+def _entry(rows: Sequence[dict[str, Any]], place: int, name: str) -> dict[str, Any]:
+    own = [row["settings"][place] for row in rows]
+    cells = [one["cells"][name] for one in own]
+    right = [cell["agrees"] for cell, row in zip(cells, rows, strict=True) if row["full_prefill"]["right"]]
+    work = {part: fmean(one["work"][part] for one in own) for part in ("idle", "append", "slide")}
+    work["ask"] = fmean(cell["ask"] for cell in cells)
+    return {
+        "cell": name,
+        "setting": own[0]["setting"],
+        "policy": cells[0]["policy"],
+        "ratio": cells[0]["ratio"],
+        "requests": len(rows),
+        "answer_agreement": asdict(share_of([cell["agrees"] for cell in cells])),
+        "agreement_where_right": asdict(share_of(right)) if right else None,
+        "top1": fmean(cell["top1"] for cell in cells),
+        "kl": fmean(cell["kl"] for cell in cells),
+        "work": work | {"slide_and_ask": work["slide"] + work["ask"]},
+        "ttft_seconds": median(cell["ttft"] for cell in cells),
+        "speedup": median(one["full_ttft"] / cell["ttft"] for one, cell in zip(own, cells, strict=True)),
+        "degraded": sorted({reason for cell in cells for reason in cell["degraded"]}),
+    }
+
+
+def best(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells that no other beats: none agrees as often for as little computation at slide and ask."""
+
+    def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        more = one["answer_agreement"]["share"] - other["answer_agreement"]["share"]
+        less = other["work"]["slide_and_ask"] - one["work"]["slide_and_ask"]
+        return bool(more >= 0 and less >= 0 and (more > 0 or less > 0))
+
+    return [entry for entry in entries if not any(beats(other, entry) for other in entries)]
+
+
+def markdown(entries: Sequence[dict[str, Any]]) -> str:
+    """A table of the cells, those that agree most often first."""
+    lines = [
+        "| cell | equal to full prefill (95%) | top-1 | KL | idle | append | slide | ask | sooner |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    unbeaten = [entry["cell"] for entry in best(entries)]
+    for entry in sorted(entries, key=lambda entry: -entry["answer_agreement"]["share"]):
+        agreement, work = entry["answer_agreement"], entry["work"]
+        name = f"**`{entry['cell']}`**" if entry["cell"] in unbeaten else f"`{entry['cell']}`"
+        shares = " | ".join(f"{100 * work[part]:.1f}%" for part in ("idle", "append", "slide", "ask"))
+        lines.append(
+            f"| {name} | {agreement['share']:.2f} ({agreement['low']:.2f} to {agreement['high']:.2f}) | "
+            f"{entry['top1']:.2f} | {entry['kl']:.3f} | {shares} | {entry['speedup']:.1f}x |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,189 @@
+"""`bench frontier`: what cells are, what a slide costs counted by hand, going on after a stop, the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolling_kv.bench.cells import grid, parse_cell
+from rolling_kv.bench.frontier import FrontierRun, best, markdown, run, summarise
+from rolling_kv.cli import main
+from rolling_kv.engine.host import TransformersHost
+from rolling_kv.errors import ConfigError, RollingKVError
+
+CELLS = (
+    "direct-reuse:isolated",
+    "token-topk@1:isolated",
+    "qcfuse@0.2:isolated",
+    "document-aligned@0.2:window:2",
+    "document-aligned@0.2:window:2+tail1",
+    "direct-reuse:stream:2",
+    "batch:3",
+    "preroll",
+)
+PLAN = FrontierRun(
+    cells=tuple(map(parse_cell, CELLS)),
+    workload="rolling-needle",
+    documents=6,
+    requests=4,
+    max_new_tokens=2,
+    seed=1,
+)
+
+
+def silent(done: int, total: int) -> None:
+    """Takes no notice."""
+
+
+@pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2"])
+def test_a_cell_is_read_as_it_is_written(text: str) -> None:
+    assert parse_cell(text).name == text.replace("direct-reuse:", "direct-reuse@0:")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "epic", "epic@0.1", "epic:isolated", "epic@2:isolated", "nothing@0.1:isolated", "batch:x"),
+        *("epic@0.1:window", "epic@0.1:isolated+packed+packed", "epic@0.1:isolated+tail0", "batch:0"),
+        *("full-prefill:isolated", "epic@0.1:isolated+loose", "epic@0.1.2:isolated"),
+    ],
+)
+def test_what_is_no_cell_is_refused(text: str) -> None:
+    with pytest.raises(RollingKVError):
+        parse_cell(text)
+
+
+def test_a_grid_is_every_combination_once() -> None:
+    cells = grid(
+        conditionings=("isolated", "window:3+packed"), policies=("epic", "direct-reuse"), ratios=(0.05, 0.1)
+    )
+    assert [cell.name for cell in cells] == [
+        *("epic@0.05:isolated", "epic@0.1:isolated", "direct-reuse@0:isolated"),
+        *("epic@0.05:window:3+packed", "epic@0.1:window:3+packed", "direct-reuse@0:window:3+packed"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def rows(llama_engine: TransformersHost, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = tmp_path_factory.mktemp("frontier") / "rows.jsonl"
+    return run(llama_engine, PLAN, rows_path=path, progress=silent)
+
+
+def test_computation_is_counted(rows: list[dict[str, Any]]) -> None:
+    """In documents, which are of one length but for a token or two: the instruction and query are apart."""
+    entries = {entry["cell"]: entry for entry in summarise(rows)}
+    document = entries["direct-reuse@0:isolated"]["work"]["append"]
+    assert document == pytest.approx(1 / 6, abs=0.07)
+
+    def documents(cell: str, part: str) -> float:
+        return float(entries[cell]["work"][part] / document)
+
+    query = entries["direct-reuse@0:isolated"]["work"]["ask"]
+    assert 0 < query < document * 2.5
+    assert documents("direct-reuse@0:isolated", "slide") == 0
+    assert documents("direct-reuse@0:stream:2", "slide") == 0
+    assert documents("direct-reuse@0:stream:2", "append") == pytest.approx(3, rel=0.1)
+    assert documents("document-aligned@0.2:window:2", "slide") == pytest.approx(2, rel=0.1)
+    assert documents("document-aligned@0.2:window:2", "append") == pytest.approx(3, rel=0.1)
+    assert entries["token-topk@1:isolated"]["work"]["ask"] == pytest.approx(1, rel=0.1), "everything anew"
+    assert documents("qcfuse@0.2:isolated", "append") > 1.5, "its anchors cost a pass as well"
+    assert entries["preroll"]["work"]["slide"] == 0
+    assert entries["preroll"]["work"]["ask"] == pytest.approx(query)
+    assert documents("preroll", "idle") == pytest.approx(5, rel=0.25), "what is left of the window"
+    assert documents("preroll", "append") == pytest.approx(1, rel=0.1)
+    assert entries["batch:3"]["work"]["slide"] > 0
+    held = [row["settings"][-2]["documents"] for row in rows]
+    assert sorted(set(held)) == [6, 7, 8]
+    assert all(held[n] + 1 == held[n + 1] or (held[n], held[n + 1]) == (8, 6) for n in range(3))
+
+
+def test_exact_cells_agree(rows: list[dict[str, Any]]) -> None:
+    for entry in summarise(rows):
+        if entry["cell"] in ("token-topk@1:isolated", "batch:3", "preroll"):
+            assert entry["answer_agreement"]["share"] == 1.0, entry["cell"]
+            assert entry["kl"] == pytest.approx(0, abs=1e-6)
+        elif entry["cell"] == "direct-reuse@0:isolated":
+            assert entry["kl"] > 1e-3
+
+
+def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = json.loads(json.dumps(rows))
+    for row in kept:
+        row["full_prefill"].pop("ttft")
+        for setting in row["settings"]:
+            setting.pop("full_ttft")
+            for cell in setting["cells"].values():
+                cell.pop("ttft")
+                cell.pop("select")
+    return kept
+
+
+def test_a_stopped_run_goes_on_to_the_same_rows(
+    llama_engine: TransformersHost, tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(llama_engine, PLAN, rows_path=path, progress=stop)
+    resumed = run(llama_engine, PLAN, rows_path=path, progress=silent)
+    assert without_seconds(resumed) == without_seconds(rows)
+
+
+def entry(cell: str, *, share: float, work: float) -> dict[str, Any]:
+    agreement = {"share": share, "low": share, "high": share}
+    parts = {"idle": 0.0, "append": 0.1, "slide": 0.0, "ask": work, "slide_and_ask": work}
+    figures = {"top1": 1.0, "kl": 0.5, "speedup": 3.0}
+    return {"cell": cell, "answer_agreement": agreement, "work": parts} | figures
+
+
+def test_the_best_are_those_that_no_other_beats() -> None:
+    entries = [
+        entry("cheap", share=0.2, work=0.01),
+        entry("beaten", share=0.5, work=0.2),
+        entry("good", share=0.5, work=0.1),
+        entry("twin", share=0.5, work=0.1),
+        entry("exact", share=1.0, work=0.4),
+    ]
+    assert [one["cell"] for one in best(entries)] == ["cheap", "good", "twin", "exact"]
+    lines = markdown(entries).splitlines()
+    assert lines[2] == (
+        "| **`exact`** | 1.00 (1.00 to 1.00) | 1.00 | 0.500 | 0.0% | 10.0% | 0.0% | 40.0% | 3.0x |"
+    )
+    assert "| `beaten` |" in "\n".join(lines)
+
+
+def test_what_cannot_be_run_is_refused() -> None:
+    cells = (parse_cell("epic@0.1:isolated"),)
+    with pytest.raises(ConfigError, match="rolls: market"):
+        FrontierRun(cells=cells, workload="needle", documents=4, requests=1)
+    with pytest.raises(ConfigError, match="requests is 0"):
+        FrontierRun(cells=cells, workload="market", documents=4, requests=0)
+
+
+def test_the_command_writes_report_table_and_plot(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ["rolling-kv", "bench", "frontier", "--model", llama_folder, "--out", out, "--documents", "4"]
+    arguments += ["--requests", "1", "--conditioning", "isolated", "--policy", "epic", "--policy", "qcfuse"]
+    arguments += ["--ratio", "0.1", "--cell", "batch:2"]
+    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--json"])
+    main()
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((out / "report.json").read_text())
+    assert [one["cell"] for one in report["entries"]] == [
+        *("batch:2", "epic@0.1:isolated", "qcfuse@0.1:isolated"),
+    ]
+    assert report["full_prefill"]["right"]["count"] == 1
+    assert (out / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert "`batch:2`" in (out / "table.md").read_text()
+    monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
+    main()
+    assert "sooner" in capsys.readouterr().out
