@@ -1,9 +1,8 @@
-"""`bench frontier`: what cells are, what a slide costs counted by hand, going on after a stop, the command."""
+"""`bench frontier`: cells, what a slide costs counted by hand, going on after a stop, and the command."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 
 from rolling_kv.bench.cells import grid, parse_cell
 from rolling_kv.bench.frontier import FrontierRun, best, markdown, run, summarise
-from rolling_kv.cli import main
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError, RollingKVError
+from tests.bench.commands import command
 
 CELLS = (
     "direct-reuse:isolated",
@@ -171,11 +170,21 @@ def test_the_command_writes_report_table_and_plot(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["rolling-kv", "bench", "frontier", "--model", llama_folder, "--out", out, "--documents", "4"]
-    arguments += ["--requests", "1", "--conditioning", "isolated", "--policy", "epic", "--policy", "qcfuse"]
-    arguments += ["--ratio", "0.1", "--cell", "batch:2"]
-    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--json"])
-    main()
+    arguments = (
+        "bench",
+        "frontier",
+        "--model",
+        llama_folder,
+        "--out",
+        out,
+        "--documents",
+        4,
+        "--requests",
+        1,
+    )
+    arguments += ("--conditioning", "isolated", "--policy", "epic", "--policy", "qcfuse", "--ratio", 0.1)
+    arguments += ("--cell", "batch:2")
+    assert command(monkeypatch, *arguments, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
     assert [one["cell"] for one in report["entries"]] == [
@@ -184,6 +193,5 @@ def test_the_command_writes_report_table_and_plot(
     assert report["full_prefill"]["right"]["count"] == 1
     assert (out / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert "`batch:2`" in (out / "table.md").read_text()
-    monkeypatch.setattr(sys, "argv", list(map(str, arguments)))
-    main()
+    assert command(monkeypatch, *arguments) == 0
     assert "sooner" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 
 from rolling_kv.bench.policies import PoliciesRun, default_policies, markdown, run, summarise
 from rolling_kv.bench.requests import parse_documents, requests_of
-from rolling_kv.cli import main
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError, UnknownWorkloadError
 from rolling_kv.policies import POLICIES
 from rolling_kv.workloads import LABELLED, write_requests
+from tests.bench.commands import command
 
 PLAN = PoliciesRun(
     workloads=("needle", "market"),
@@ -122,15 +121,6 @@ def test_numbers_of_documents_vary_within_a_range() -> None:
             parse_documents(text)
     with pytest.raises(UnknownWorkloadError, match="needle"):
         requests_of("haystack", seed=0, documents=(1, 1), count=1)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["rolling-kv", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def test_the_command_writes_report_table_and_plot(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,12 @@ from rolling_kv.bench.deviation_layers import DeviationLayers
 from rolling_kv.bench.laid_out import lay_out
 from rolling_kv.bench.localisation import Localisation
 from rolling_kv.bench.profile import measured_layers, profile
-from rolling_kv.cli import main
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.probe import probe_anchors, probe_context
 from rolling_kv.engine.profiles import read_profile
 from rolling_kv.errors import BenchError
 from rolling_kv.workloads import LABELLED, LabelledRequest
+from tests.bench.commands import command
 from tests.engine.stock import stock_kv
 
 
@@ -121,15 +120,6 @@ def test_a_profile_needs_labels(llama_engine: TransformersHost) -> None:
     request = LabelledRequest(documents=("a",), query="b", answer_prefix="", expected="", spans=())
     with pytest.raises(BenchError, match="spans"):
         profile(llama_engine, [request], conditioning="isolated", ratio=0.1, progress=lambda *_: None)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rolling-kv", *arguments])
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def test_the_command_keeps_what_it_measured(
