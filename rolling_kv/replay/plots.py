@@ -125,6 +125,8 @@ def answers(report: ReplayReport) -> Any:
         Patch(facecolor=colour, label=name)
         for colour, name in list(zip(GROUP_COLOURS, names, strict=True))[: most + 1]
     ]
+    if any(arm.missing for arm in report.arms):
+        handles.append(Patch(facecolor=_NOT_RUN, edgecolor="gray", label="not replayed"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
