@@ -21,8 +21,8 @@ REPLAY: pytest.StashKey[RollingReplay] = pytest.StashKey()
 
 _ABOUT = (
     f"{MARKER}(orders=('chronological', 'reversed', 'random:0', 'random:1'), max_variation=0.0, "
-    "min_fidelity=None, protocol='populate'): replays what the sessions of rolling_kv that the test opens were "
-    "asked, in other orders, and fails when answers depend on the order"
+    "min_fidelity=None, protocol='populate'): replays what sessions of rolling_kv were asked in the test, in "
+    "other orders, and fails when answers depend on the order"
 )
 
 

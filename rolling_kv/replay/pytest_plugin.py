@@ -5,30 +5,38 @@
         with rolling_replay.session(model="demo", window=8) as session:
             my_agent(session)
 
-Every session that the test or its fixtures open is recorded, by whatever opens it, so an agent that opens its
-own needs the marker alone. Each is replayed by itself, under its own settings and over its own engine, when the
-test has passed; the test fails when answers depend on the order of requests. pytest calls this through the
-package `pytest_rolling_kv`.
+Every session that the test or its function-scoped fixtures open is recorded, by whatever opens it, so an
+agent that opens its own needs the marker alone. When the test has passed, each is replayed by itself, under
+its own settings and over its own engine, every order from an empty store in memory; the test fails when
+answers depend on the order. pytest calls this through the package `pytest_rolling_kv`.
 """
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Unpack
+from unittest import TestCase
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from pytest_rolling_kv import MARKER, REPLAY
+from rolling_kv.errors import ConfigError, RollingKVError
 from rolling_kv.hooks import observe_sessions
+from rolling_kv.replay.arms import SESSION, parse_arms
 from rolling_kv.replay.groups import differing
+from rolling_kv.replay.history import History, history_of_traces
+from rolling_kv.replay.orders import CHRONOLOGICAL, Order, parse_orders
 from rolling_kv.replay.parting import TIE_TOLERANCE
-from rolling_kv.replay.runs import CHRONOLOGICAL, Runs, is_faithful
+from rolling_kv.replay.runner import ReplayRun, replay
+from rolling_kv.replay.runs import Runs, is_faithful, runs_of
 from rolling_kv.replay.table import describe
-from rolling_kv.replay.trace import Recorder, recorder_of
+from rolling_kv.replay.trace import read_trace, recorder_of
 from rolling_kv.session import RollingSession
 
 if TYPE_CHECKING:
@@ -43,7 +51,8 @@ class Options(BaseModel):
     """The arguments of the marker.
 
     Args:
-        orders: compared with each other and with the chronological order, which is always among them.
+        orders: `reversed`, `random:<seed>`, compared with each other and with the chronological order, which
+            is always among them.
         max_variation: the share of pairs of orders, over all requests of a session, that may differ.
         min_fidelity: the share of answers that must be full prefill's; None does not compare with it.
         protocol: as in `rolling-kv replay`.
@@ -61,7 +70,12 @@ class Options(BaseModel):
     def _orders(cls, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
             raise ValueError("expected a tuple of names of orders")
-        return tuple(dict.fromkeys((CHRONOLOGICAL, *value)))
+        names = tuple(dict.fromkeys((CHRONOLOGICAL, *value)))
+        try:
+            _orders(names, requests=1)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,11 @@ class Recorded:
     path: Path
     engine: TransformersHost
     config: SessionConfig
-    recorder: Recorder
+
+    def history(self) -> History | None:
+        """What it was asked; None when that is nothing."""
+        recording = read_trace(self.path)
+        return history_of_traces([recording]) if recording.requests else None
 
 
 class RollingReplay:
@@ -84,7 +102,8 @@ class RollingReplay:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._recorded: list[Recorded] = []
-        self._stack = ExitStack()
+        self._kept = ExitStack()  # until the test is over
+        self._recording = ExitStack()
 
     def session(
         self, *, model: str | Path | TransformersHost = "demo", **settings: Unpack[SessionSettings]
@@ -95,46 +114,54 @@ class RollingReplay:
     def start(self) -> None:
         """Records every session that is opened from now on."""
         self.stop()
-        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="rolling-replay-")))
+        folder = Path(self._kept.enter_context(TemporaryDirectory(prefix="rolling-replay-")))
         numbers = count()
 
         def opened(session: RollingSession) -> None:
             path = folder / f"session-{next(numbers)}.jsonl"
-            recorder = recorder_of(session, path)
-            self._stack.callback(recorder.close)
-            self._recorded.append(Recorded(path, session.engine, session.config, recorder))
+            self._recording.callback(recorder_of(session, path).close)
+            self._recorded.append(Recorded(path, session.engine, session.config))
 
-        self._stack.enter_context(observe_sessions(opened))
+        self._recording.enter_context(observe_sessions(opened))
 
     def stop(self) -> None:
         """Records no more, and forgets what was recorded."""
-        self._stack.close()
+        self._recording.close()
+        self._kept.close()
         self._recorded = []
 
     def check(self) -> None:
         """Replays what was recorded, and fails the test when answers depend on the order."""
-        asked = [(one, requests) for one in self._recorded if (requests := one.requests())]
-        if not any(len(requests) > 1 for _, requests in asked):
-            total = sum(len(requests) for _, requests in asked)
-            pytest.fail(
-                f"There is nothing to replay: the test opened {len(self._recorded)} sessions of rolling_kv and "
-                f"asked {total} requests. An order needs at least two requests to one session, opened by the "
-                "test or its function-scoped fixtures.",
-                pytrace=False,
-            )
-        problems = [
-            problem
-            for number, (one, requests) in enumerate(asked)
-            if len(requests) > 1 and (problem := self._problem(number, one))
-        ]
+        self._recording.close()
+        try:
+            problems = self._problems()
+        except RollingKVError as error:
+            pytest.fail(f"The test's sessions cannot be replayed: {error}", pytrace=False)
         if problems:
             pytest.fail("\n".join(problems), pytrace=False)
 
-    def _problem(self, number: int, recorded: Recorded) -> str:
+    def _problems(self) -> list[str]:
+        asked = [(one, history) for one in self._recorded if (history := one.history()) is not None]
+        ordered = [(one, history) for one, history in asked if len(history) > 1]
+        if not ordered:
+            return [
+                "There is nothing to replay. Sessions of rolling_kv that the test opened: "
+                f"{len(self._recorded)}; their answered requests: {sum(len(one) for _, one in asked)}. An "
+                "order needs at least two requests to one session, which the test or its function-scoped "
+                "fixtures open."
+            ]
+        return [problem for one, history in ordered if (problem := self._problem(one, history))]
+
+    def _problem(self, recorded: Recorded, history: History) -> str:
         """What is wrong with one session; empty when nothing is."""
-        runs = replayed(recorded, self.options)
-        arm = next(iter(runs.arms))
-        pairs = [pair for _, found in runs.pairs(arm) for pair in found]
+        orders = _orders(self.options.orders, requests=len(history))
+        run = ReplayRun(parse_arms([SESSION]), orders, protocol=self.options.protocol)
+        replayed = replay(recorded.engine, history, run)
+        runs = runs_of(replayed.references, replayed.rows)
+        rows = runs.rows(SESSION)
+        for reason in sorted({reason for row in rows for reason in row.degraded}):
+            warnings.warn(f"The replay did not run as asked: {reason}", stacklevel=2)
+        pairs = [pair for _, found in runs.pairs(SESSION) for pair in found]
         differ = sum(one.token_ids != other.token_ids for one, other in pairs)
         lines = []
         if differ / len(pairs) > self.options.max_variation:
@@ -142,8 +169,7 @@ class RollingReplay:
                 f"Answers depend on the order of requests: {differ} of {len(pairs)} pairs of orders differ "
                 f"({differ / len(pairs):.3f}; max_variation={self.options.max_variation:g})."
             )
-            lines += _partings(runs, arm)
-        rows = runs.rows(arm)
+            lines += _partings(runs)
         faithful = sum(is_faithful(row, runs.references[row.request]) for row in rows)
         if self.options.min_fidelity is not None and faithful / len(rows) < self.options.min_fidelity:
             lines.append(
@@ -153,19 +179,24 @@ class RollingReplay:
         if not lines:
             return ""
         config = recorded.config
-        about = f"Session {number} ({recorded.engine.name}, {config.policy}, {config.conditioning})"
-        orders = ", ".join(runs.orders(arm))
-        return "\n".join((f"{about}, {len(runs.references)} requests replayed in the orders {orders}:", *lines))
+        about = f"{recorded.engine.name}, {config.policy}, {config.conditioning}"
+        names = ", ".join(order.name for order in orders)
+        return "\n".join((f"A session ({about}), {len(history)} requests in the orders {names}:", *lines))
 
 
-def _partings(runs: Runs, arm: str) -> list[str]:
+def _orders(names: tuple[str, ...], *, requests: int) -> tuple[Order, ...]:
+    return parse_orders(",".join(names), count=requests)
+
+
+def _partings(runs: Runs) -> list[str]:
     """For the first of the differing requests, where each answer parts from the first."""
-    found = differing(runs, arm, tolerance=TIE_TOLERANCE)
-    lines = []
-    for one in found[:SHOWN]:
-        for answer in one.answers:
-            if answer.parting is not None:
-                lines.append("  " + describe(answer.parting).replace("\n", "\n  "))
+    found = differing(runs, SESSION, tolerance=TIE_TOLERANCE)
+    lines = [
+        "  " + describe(answer.parting).replace("\n", "\n  ")
+        for one in found[:SHOWN]
+        for answer in one.answers
+        if answer.parting is not None
+    ]
     if len(found) > SHOWN:
         lines.append(f"  and {len(found) - SHOWN} more requests.")
     return lines
@@ -177,10 +208,10 @@ def prepare(item: pytest.Item, marker: pytest.Mark | None) -> None:
     Raises:
         pytest.UsageError: an argument is not as expected, or the item is no test function.
     """
-    if not isinstance(item, pytest.Function) or isinstance(item, TestCaseFunction):
+    if not isinstance(item, pytest.Function) or (item.cls and issubclass(item.cls, TestCase)):
         raise pytest.UsageError(
-            f"{item.nodeid}: {MARKER} works on test functions and methods of plain classes, not on this kind "
-            f"of test ({type(item).__name__})."
+            f"{item.nodeid}: {MARKER} works on test functions, and not on this {type(item).__name__}. Write "
+            "the test as a function, or as a method of a plain class."
         )
     item.stash[REPLAY] = RollingReplay(_options(item, marker))
 
@@ -189,7 +220,9 @@ def _options(item: pytest.Item, marker: pytest.Mark | None) -> Options:
     if marker is None:
         return Options()
     if marker.args:
-        raise pytest.UsageError(f"{item.nodeid}: {MARKER} takes keyword arguments alone, and got {marker.args}.")
+        raise pytest.UsageError(
+            f"{item.nodeid}: {MARKER} takes keyword arguments alone, and got {marker.args}."
+        )
     try:
         options = Options(**marker.kwargs)
     except ValidationError as error:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rolling_kv.replay.groups import differing
+from rolling_kv.replay.orders import CHRONOLOGICAL
 from rolling_kv.replay.parting import Parting, sentence
-from rolling_kv.replay.runs import CHRONOLOGICAL
 
 if TYPE_CHECKING:
     from rolling_kv.bench.statistics import Share
