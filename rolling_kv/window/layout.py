@@ -10,6 +10,7 @@ the first text of the prompt alone, and never to a document or a query, wherever
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -127,6 +128,11 @@ class LayoutSource:
     kind: Literal["documents", "conversation"]
     instruction: str
     tools: tuple[Message, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for equal sources."""
+        return json.dumps([self.kind, self.instruction, list(self.tools)], sort_keys=True, default=dict)
 
 
 class Layout(Protocol):
