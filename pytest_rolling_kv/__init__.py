@@ -20,9 +20,8 @@ REPLAY: pytest.StashKey[RollingReplay] = pytest.StashKey()
 """Of an item that replays, set when it is collected."""
 
 _ABOUT = (
-    f"{MARKER}(orders=('chronological', 'reversed', 'random:0', 'random:1'), max_variation=0.0, "
-    "min_fidelity=None, protocol='populate'): replays what sessions of rolling_kv were asked in the test, in "
-    "other orders, and fails when answers depend on the order"
+    f"{MARKER}(orders, max_variation=0.0, min_fidelity=None, protocol='populate'): replays what sessions of "
+    "rolling_kv were asked in the test, in other orders, and fails when answers depend on the order"
 )
 
 

@@ -104,7 +104,9 @@ def sentence(parting: Parting) -> str:
     else:
         cause = f"their KV differs first at layer {parting.layer}, in {parting.segment_name!r}"
     margins = " and ".join("unknown" if one is None else f"{one:.4g}" for one in parting.margins)
-    return f"{parting.kind}: {cause}; the answers part at token {parting.token}, margins {margins} logits"
+    tokens = " or ".join("the end" if one is None else str(one) for one in parting.tokens)
+    place = f"token {parting.token} ({tokens})"
+    return f"{parting.kind}: {cause}; the answers part at {place}, margins {margins} logits"
 
 
 def _kind(

@@ -144,7 +144,7 @@ def test_answers_part_at_the_first_token_and_the_lowest_layer() -> None:
     assert (found.layer, found.segment, found.segment_name) == (1, 3, "obs-3")
     assert found.kind == "history"
     assert "layer 1, in 'obs-3'" in sentence(found)
-    assert "token 2, margins 1 and 0.25" in sentence(found)
+    assert "token 2 (12 or 50), margins 1 and 0.25 logits" in sentence(found)
     assert parting_of(one, one, reference(0)) is None
 
 
@@ -152,6 +152,7 @@ def test_an_answer_that_ends_sooner_parts_at_its_end() -> None:
     longer = row("a", "reversed", 0, token_ids=(10, 11, 12, 13), margins=(1.0, 1.0, 1.0, 0.125))
     found = parted(row("a", "chronological", 0), longer)
     assert (found.token, found.tokens, found.margins) == (3, (None, 13), (4.0, 0.125))
+    assert "token 3 (the end or 13)" in sentence(found)
     assert parted(row("a", "chronological", 0, margins=()), longer).margins == (None, 0.125)
 
 

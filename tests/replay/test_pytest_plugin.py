@@ -29,6 +29,7 @@ def agent(session, requests=3):
             session.ask(f"What did note {number} say?", max_new_tokens=8)
 
 HISTORICAL = {"policy": "token-topk", "ratio": 0.05, "conditioning": "first-seen", "deterministic": False}
+REUSE = {"policy": "direct-reuse", "conditioning": "isolated"}
 """
 
 
@@ -36,13 +37,14 @@ HISTORICAL = {"policy": "token-topk", "ratio": 0.05, "conditioning": "first-seen
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.syspathinsert(ROOT)
-    pytester.plugins = ["pytest_rolling_kv"]
     return pytester
 
 
 def outcome(run: pytest.Pytester, source: str) -> pytest.RunResult:
     run.makepyfile(AGENT + source)
-    return run.runpytest_inprocess("-p", "no:cacheprovider", "--strict-markers")
+    return run.runpytest_inprocess(
+        "-p", "pytest_rolling_kv", "-p", "no:cacheprovider", "-W", "default", "--strict-markers"
+    )
 
 
 def test_a_deterministic_agent_passes(run: pytest.Pytester) -> None:
@@ -78,14 +80,15 @@ def test_agent(rolling_replay, engine):
     result.assert_outcomes(failed=1)  # and no error at teardown
     result.stdout.re_match_lines(
         [
-            r"A session \(tiny-llama, token-topk, first-seen\), 3 requests in the orders chronological, reversed, "
-            r"random:1:",
-            r"Answers depend on the order of requests: \d of 9 pairs of orders differ \(0\.\d+; max_variation=0\)\.",
+            r"A session \(tiny-llama, token-topk, first-seen\), 3 requests in the orders chronological, "
+            r"reversed, random:1:",
+            r"Answers depend on the order of requests: \d of 9 pairs of orders differ "
+            r"\(0\.\d+; max_variation=0\)\.",
             r"  request \d: \S+ and \S+ differ",
             r"    \S+: '.*'",
             r"    \S+: '.*'",
-            r"    history: their KV differs first at layer \d, in '.+'; the answers part at token \d, margins .+ "
-            r"and .+ logits",
+            r"    history: their KV differs first at layer \d, in '.+'; the answers part at "
+            r"token \d \(.+ or .+\), margins .+ and .+ logits",
         ]
     )
 
@@ -120,14 +123,43 @@ def test_without_a_marker(opened):
     assert result.stdout.str().count("Answers depend on the order of requests") == 2
 
 
+def test_conversations_are_replayed_each_by_itself(run: pytest.Pytester) -> None:
+    """As chat models have them: sessions with messages in the window, which is moved from turn to turn."""
+    result = outcome(
+        run,
+        """
+from rolling_kv.config import session_config
+from rolling_kv.store.memory import MemoryStore
+from rolling_kv.window import ConversationLayout
+
+def chat(engine, name, **settings):
+    layout = ConversationLayout(engine.tokenizer, instruction=f"You help {name}.")
+    config = session_config(ingest="lazy", **settings)
+    with RollingSession(engine=engine, store=MemoryStore(), config=config, layout=layout) as session:
+        turns = [{"role": "user", "content": f"I am {name}."}]
+        for number in range(2):
+            session.show(turns[:-1])
+            answer = session.ask(turns[-1], max_new_tokens=4)
+            turns += [{"role": "assistant", "content": answer.text or "Hm."},
+                      {"role": "user", "content": f"And {number}?"}]
+
+@pytest.mark.replay_determinism(orders=["reversed"])
+def test_contract(engine):
+    for name in ("Ann", "Bob"):
+        chat(engine, name, conditioning="window:1")
+""",
+    )
+    result.assert_outcomes(passed=1)
+
+
 def test_fidelity_is_asked_for(run: pytest.Pytester) -> None:
     result = outcome(
         run,
         """
 @pytest.mark.replay_determinism(orders=["reversed"], min_fidelity=1.0)
 def test_reuse(rolling_replay, engine):
-    with rolling_replay.session(model=engine, window=3, policy="direct-reuse", conditioning="isolated") as one:
-        agent(one)
+    with rolling_replay.session(model=engine, window=3, **REUSE) as session:
+        agent(session)
 
 @pytest.mark.replay_determinism(orders=["reversed"], min_fidelity=1.0)
 def test_full_prefill(rolling_replay, engine):
