@@ -12,10 +12,9 @@ from pathlib import Path
 import xxhash
 
 from rolling_kv.errors import ConfigError
+from rolling_kv.replay.runs import CHRONOLOGICAL, CONTROLS
 
-CHRONOLOGICAL, REVERSED = "chronological", "reversed"
-REPEAT, RESET = "repeat", "reset"
-CONTROLS = (REPEAT, RESET)
+REVERSED = "reversed"
 _KNOWN = "chronological, reversed, random:<seed>, or a file that lists request numbers"
 
 

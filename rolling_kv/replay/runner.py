@@ -16,11 +16,12 @@ from rolling_kv.bench.rows import Rows
 from rolling_kv.errors import BenchError
 from rolling_kv.replay.arms import Arm
 from rolling_kv.replay.history import History, HistoryRequest
-from rolling_kv.replay.orders import REPEAT, RESET, Order
+from rolling_kv.replay.orders import Order
 from rolling_kv.replay.playback import Playback, Played, Protocol
 from rolling_kv.replay.references import FULL_PREFILL, References
 from rolling_kv.replay.remaining import Remaining
 from rolling_kv.replay.rows import ReferenceRow, ReplayRow
+from rolling_kv.replay.runs import REPEAT, RESET
 from rolling_kv.replay.trace.lines import tokens_digest
 
 if TYPE_CHECKING:
