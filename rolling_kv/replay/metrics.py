@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from rolling_kv.bench.statistics import PairedTest, Share, clustered_share_of, mcnemar, share_of
-from rolling_kv.replay.orders import CHRONOLOGICAL, REPEAT, RESET
 from rolling_kv.replay.parting import TIE_TOLERANCE, Parting, parting_of
 from rolling_kv.replay.rows import ReplayRow
-from rolling_kv.replay.runs import Runs, is_faithful
+from rolling_kv.replay.runs import CHRONOLOGICAL, REPEAT, RESET, Runs, is_faithful
 
 
 @dataclass(frozen=True, slots=True)

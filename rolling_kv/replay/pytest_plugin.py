@@ -31,10 +31,10 @@ from rolling_kv.hooks import observe_sessions
 from rolling_kv.replay.arms import SESSION, parse_arms
 from rolling_kv.replay.groups import differing
 from rolling_kv.replay.history import History, history_of_traces
-from rolling_kv.replay.orders import CHRONOLOGICAL, Order, parse_orders
+from rolling_kv.replay.orders import Order, parse_orders
 from rolling_kv.replay.parting import TIE_TOLERANCE
 from rolling_kv.replay.runner import ReplayRun, replay
-from rolling_kv.replay.runs import Runs, is_faithful, runs_of
+from rolling_kv.replay.runs import CHRONOLOGICAL, Runs, is_faithful, runs_of
 from rolling_kv.replay.table import describe
 from rolling_kv.replay.trace import read_trace, recorder_of
 from rolling_kv.session import RollingSession

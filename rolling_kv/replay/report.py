@@ -11,10 +11,9 @@ from typing import Any
 from rolling_kv.bench.statistics import Share, share_of
 from rolling_kv.errors import ConfigError
 from rolling_kv.replay.metrics import ArmFigures, Comparison, comparisons_of, figures_of
-from rolling_kv.replay.orders import CONTROLS
 from rolling_kv.replay.parting import TIE_TOLERANCE
 from rolling_kv.replay.rows import ReferenceRow, ReplayRow
-from rolling_kv.replay.runs import Runs, runs_of
+from rolling_kv.replay.runs import CONTROLS, Runs, runs_of
 from rolling_kv.replay.table import details, notes, table
 
 __all__ = ["ReplayReport", "details", "notes", "summarise", "table", "write_report"]

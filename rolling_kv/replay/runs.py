@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from rolling_kv.errors import BenchError
-from rolling_kv.replay.orders import CONTROLS
 from rolling_kv.replay.rows import ReferenceRow, ReplayRow
+
+CHRONOLOGICAL = "chronological"
+REPEAT = "repeat"
+"""A control: the chronological order once more, by itself. It tells history from a run that varies anyway."""
+RESET = "reset"
+"""A control: the store is emptied before each request, so that no history is left."""
+CONTROLS = (REPEAT, RESET)
 
 RowPair = tuple[ReplayRow, ReplayRow]
 
@@ -16,9 +22,6 @@ RowPair = tuple[ReplayRow, ReplayRow]
 @dataclass(frozen=True, slots=True)
 class Runs:
     """What was measured. Controls are orders by name, and never part of the pairs of orders.
-
-    `repeat`, the chronological order once more from empty, tells history from a run that varies anyway;
-    `reset` empties the store before each request, so that no history is left.
 
     Args:
         references: by request.

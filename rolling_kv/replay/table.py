@@ -9,12 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rolling_kv.replay.groups import differing
-from rolling_kv.replay.orders import CHRONOLOGICAL
 from rolling_kv.replay.parting import Parting, sentence
+from rolling_kv.replay.runs import CHRONOLOGICAL
 
 if TYPE_CHECKING:
     from rolling_kv.bench.statistics import Share
-    from rolling_kv.replay.metrics import ArmFigures
     from rolling_kv.replay.report import ReplayReport
 
 
@@ -44,8 +43,8 @@ def notes(report: ReplayReport) -> Iterator[str]:
     """What must not be missed beside the table: controls, gaps, and what did not run as asked."""
     if report.right is not None:
         yield f"Full prefill itself gave the expected answer to {report.right.hits} of {report.right.count}."
+    yield from _controls(report)
     for arm in report.arms:
-        yield from _controls(arm)
         for order, count in arm.missing.items():
             total = len(report.runs.references)
             yield f"{arm.arm}: {order!r} lacks {count} of {total} requests; figures are over the others."
@@ -76,18 +75,20 @@ def describe(parting: Parting) -> str:
     )
 
 
-def _controls(arm: ArmFigures) -> Iterator[str]:
-    if arm.repeat is not None:
-        if arm.repeat.exact:
-            yield f"{arm.arm}: a repeat of {CHRONOLOGICAL} gave the same answers, logits and KV, bit by bit."
-        else:
+def _controls(report: ReplayReport) -> Iterator[str]:
+    exact = [arm.arm for arm in report.arms if arm.repeat is not None and arm.repeat.exact]
+    if exact:
+        yield f"A repeat of {CHRONOLOGICAL} was the same bit by bit, KV and logits too: {', '.join(exact)}."
+    for arm in report.arms:
+        if arm.repeat is not None and not arm.repeat.exact:
             yield (
                 f"{arm.arm}: a repeat of {CHRONOLOGICAL} was NOT the same: of {arm.repeat.requests} requests "
                 f"{arm.repeat.answers} differ in the answer, {arm.repeat.logits} in logits, "
                 f"{arm.repeat.kv} in KV."
             )
-    if arm.reset is not None:
-        yield f"{arm.arm}: store reset before each request, equal to full prefill {arm.reset.fidelity}."
+    reset = [f"{arm.arm} {arm.reset.fidelity}" for arm in report.arms if arm.reset is not None]
+    if reset:
+        yield f"Equal to full prefill with the store reset before each request: {', '.join(reset)}."
 
 
 def _interval(share: Share | None) -> str:
