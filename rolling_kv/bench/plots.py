@@ -48,7 +48,7 @@ def agreement_against_work(entries: Sequence[dict[str, Any]], path: Path, *, tit
 
     Cells that no other beats are joined by a line.
     """
-    figure, axes = _figure(1, 1, width=9.5, height=6.2)
+    figure, axes = subplots(1, 1, width=9.5, height=6.2)
     panel = axes[0, 0]
     settings = list(dict.fromkeys(entry["setting"] for entry in entries))
     policies = list(dict.fromkeys(entry["policy"] for entry in entries))

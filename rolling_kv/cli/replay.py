@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolling_kv.cli.bench import about, loaded
+from rolling_kv.cli.model import about, loaded
 from rolling_kv.cli.options import DeviceOption, DtypeOption, JsonOption
 from rolling_kv.cli.output import errors, print_json, progress_bar, results
 from rolling_kv.errors import ConfigError
