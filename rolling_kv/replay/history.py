@@ -168,12 +168,11 @@ def history_of_traces(recordings: Sequence[Recording]) -> History:
             if not section.requests:
                 continue
             _require_texts(section.header, recording)
+            before = made[-1] if headers and _goes_on(headers[-1], section.header) else None
             headers.append(section.header)
-            before: Question | None = None
             for request in section.requests:
-                one = _request(len(made), section.header, request, before)
-                made.append(one)
-                before = one.question
+                before = _request(len(made), section.header, request, before)
+                made.append(before)
     source = ", ".join(str(recording.path) for recording in recordings)
     if not made:
         raise TraceError(
@@ -208,8 +207,13 @@ def _require_texts(header: Header, recording: Recording) -> None:
         )
 
 
+def _goes_on(earlier: Header, later: Header) -> bool:
+    """Whether the later file is the next one of the same session, after a rotation."""
+    return (earlier.started, earlier.part + 1) == (later.started, later.part)
+
+
 def _request(
-    number: int, header: Header, request: RecordedRequest, before: Question | None
+    number: int, header: Header, request: RecordedRequest, before: HistoryRequest | None
 ) -> HistoryRequest:
     query: Any = request.line.query
     options = dict(request.line.options)
@@ -224,8 +228,8 @@ def _request(
         layout=layout,
         documents=_shown(request.window),
         question=Question(query, options),
-        previous=_shown(request.previous),
-        previous_question=before,
+        previous=_shown(request.previous) if before is None else before.documents,
+        previous_question=None if before is None else before.question,
         prompt_digest=request.line.prompt_digest,
         guided=guided,
     )

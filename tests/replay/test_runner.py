@@ -378,6 +378,24 @@ def test_a_recorded_agent_is_replayed_under_its_own_settings(
     assert (True in varies) == (conditioning != "window:2")
 
 
+def test_a_rotated_trace_is_one_history(llama_engine: TransformersHost, tmp_path: Path) -> None:
+    path, old = tmp_path / "run.jsonl", tmp_path / "run.jsonl.1"
+    with RollingSession.open(model=llama_engine, window=2, trace=path, ingest="lazy") as session:
+        for number in range(4):
+            session.append(f"Note {number}.")
+            if number == 2:
+                path.rename(old)
+            session.ask(f"And {number}?", max_new_tokens=1)
+    whole = history_of_traces([read_trace(old), read_trace(path)])
+    assert [[one.text for one in request.previous] for request in whole.requests] == [
+        [], ["Note 0."], ["Note 0.", "Note 1."], ["Note 1.", "Note 2."]
+    ]  # fmt: skip
+    before = [request.previous_question for request in whole.requests]
+    assert [one and one.query for one in before] == [None, "And 0?", "And 1?", "And 2?"]
+    apart = history_of_traces([read_trace(path), read_trace(old)])
+    assert [request.previous_question is None for request in apart.requests] == [True, False, True, False]
+
+
 def test_conversations_of_several_sessions_are_replayed(
     llama_engine: TransformersHost, tmp_path: Path
 ) -> None:
