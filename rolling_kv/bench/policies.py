@@ -146,6 +146,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _entry(workload: str, arm: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcomes = [row["arms"][arm] for row in rows]
+    right = [row["arms"][arm]["agrees"] for row in rows if row["full_prefill"]["right"]]
     speedups = [row["full_prefill"]["ttft"] / row["arms"][arm]["ttft"] for row in rows]
     return {
         "workload": workload,
@@ -153,6 +154,7 @@ def _entry(workload: str, arm: str, rows: Sequence[dict[str, Any]]) -> dict[str,
         "ratio": outcomes[0]["ratio"],
         "requests": len(rows),
         "answer_agreement": asdict(share_of([one["agrees"] for one in outcomes])),
+        "agreement_where_right": asdict(share_of(right)) if right else None,
         "top1": fmean(one["top1"] for one in outcomes),
         "kl": fmean(one["kl"] for one in outcomes),
         "recall": _mean(one["recall"] for one in outcomes),
@@ -171,7 +173,10 @@ def _mean(values: Iterator[float | None] | Any) -> float | None:
 
 
 def markdown(entries: Sequence[dict[str, Any]], *, workload: str) -> str:
-    """The table of one workload: a row a policy, a column a ratio; agreement, its interval, KL and recall."""
+    """The table of one workload: a row a policy, a column a ratio.
+
+    In a cell: agreement with its interval, agreement where full prefill is right, KL and recall.
+    """
     own = [entry for entry in entries if entry["workload"] == workload]
     ratios = sorted({entry["ratio"] for entry in own if entry["ratio"] > 0})
     lines = [
@@ -187,8 +192,10 @@ def markdown(entries: Sequence[dict[str, Any]], *, workload: str) -> str:
 
 def _cell(entry: dict[str, Any]) -> str:
     agreement = entry["answer_agreement"]
+    right = entry["agreement_where_right"]
+    where_right = "" if right is None else f", where right {right['hits']} of {right['count']}"
     recall = "" if entry["recall"] is None else f", recall {entry['recall']:.2f}"
     return (
-        f"{agreement['share']:.2f} ({agreement['low']:.2f} to {agreement['high']:.2f}), "
-        f"KL {entry['kl']:.3f}{recall}"
+        f"{agreement['share']:.2f} ({agreement['low']:.2f} to {agreement['high']:.2f})"
+        f"{where_right}, KL {entry['kl']:.3f}{recall}"
     )

@@ -91,7 +91,7 @@ def test_a_summary_by_hand() -> None:
     rows = [
         {
             "workload": "needle",
-            "full_prefill": {"ttft": 4.0},
+            "full_prefill": {"ttft": 4.0, "right": n < 2},
             "arms": {"epic 10%": outcome(agrees=n > 0, kl=0.1 * n, ttft=1.0 + n, recall=None if n else 0.5)},
         }
         for n in range(3)
@@ -106,7 +106,7 @@ def test_a_summary_by_hand() -> None:
     assert markdown([entry], workload="needle").splitlines() == [
         "| policy | 10% |",
         "|---|---|",
-        "| `epic` | 0.67 (0.21 to 0.94), KL 0.100, recall 0.50 |",
+        "| `epic` | 0.67 (0.21 to 0.94), where right 1 of 2, KL 0.100, recall 0.50 |",
     ]
 
 
