@@ -125,8 +125,9 @@ class _RollingWindow:
             memory_limit=_MEMORY,
             **setting.session_settings(documents=documents),
         )
-        # a batch is as far as it would be, had it begun with the first request
-        rolled = _STREAM - 1 + (len(before) - _STREAM) % max(1, setting.batch)
+        rolled = _STREAM - 1 if setting.conditioning.startswith("stream") else 0
+        if setting.batch:  # as far as it would be, had it begun with the first request
+            rolled = (len(before) - _STREAM) % setting.batch
         earlier = [one.documents[0] for one in before[-1 - rolled : -1]]
         self.session.extend([*earlier, *before[-1].documents])
         if not setting.batch:
