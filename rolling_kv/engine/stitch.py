@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,8 @@ class StitchedKV:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.positions = _concatenated([part.position + part.offsets for part in placed]).to(device)
         self._slots = torch.arange(len(self.positions), device=device) if packed else self.positions
+        self._filled = _as_slice(self._slots)
+        self._scratch: torch.Tensor | None = None
         self._moved = any(part.position != part.kv.start for part in placed)
         self._rotations: list[Rotation] = []
         if self._moved:
@@ -85,31 +88,74 @@ class StitchedKV:
 
     def stored_keys(self, index: int) -> torch.Tensor:
         """The keys of a layer as stitched, [1, kv_heads, capacity, head_dim], whatever passes wrote since."""
-        keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
-        if self._placed:
-            self._place_keys(index, keys)
-        return keys
+        with _ordinary_tensors():
+            keys = self._buffer()
+            if self._placed:
+                self._place_keys(index, keys[0])
+            return keys
 
     def _fill(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
-        values = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
-        if not self._placed:
+        with _ordinary_tensors():
+            keys, values = self._buffer(), self._buffer()
+            if self._placed:
+                self._place_keys(index, keys[0])
+                self._place_values(index, values[0])
             return keys, values
-        self._place_keys(index, keys)
-        values[0].index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
-        return keys, values
+
+    def _buffer(self) -> torch.Tensor:
+        """Room for the keys or values of a layer; zero in the slots that nothing is placed in."""
+        if self._filled is None:
+            return torch.zeros(self._shape, dtype=self._dtype, device=self._device)
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        buffer[:, :, : self._filled.start] = 0
+        buffer[:, :, self._filled.stop :] = 0
+        return buffer
 
     def _place_keys(self, index: int, keys: torch.Tensor) -> None:
-        stored = self._joined(lambda part: part.kv.k[index])
+        """Into `keys` [kv_heads, capacity, head_dim], rotated to where they are now."""
+
+        def stored(part: PlacedKV) -> torch.Tensor:
+            return part.kv.k[index]
+
+        filled = self._filled
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
-            remap_keys(stored, cos, sin, out=keys[0], slots=self._slots)
+            joined = self._scratch = self._joined(stored, out=self._scratch)
+            if filled is None:
+                remap_keys(joined, cos, sin, out=keys, slots=self._slots)
+            else:
+                remap_keys(joined, cos, sin, out=keys[:, filled])
+        elif filled is None:
+            keys.index_copy_(1, self._slots, self._joined(stored))
         else:
-            keys[0].index_copy_(1, self._slots, stored)
+            self._joined(stored, out=keys[:, filled])
 
-    def _joined(self, stored: Callable[[PlacedKV], torch.Tensor]) -> torch.Tensor:
+    def _place_values(self, index: int, values: torch.Tensor) -> None:
+        if self._filled is None:
+            values.index_copy_(1, self._slots, self._joined(lambda part: part.kv.v[index]))
+        else:
+            self._joined(lambda part: part.kv.v[index], out=values[:, self._filled])
+
+    def _joined(
+        self, stored: Callable[[PlacedKV], torch.Tensor], *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The placed tokens of all segments, [kv_heads, tokens, head_dim], wherever each is kept."""
-        return torch.cat([part.taken(stored(part)).to(self._device) for part in self._placed], dim=1)
+        return torch.cat([part.taken(stored(part)).to(self._device) for part in self._placed], dim=1, out=out)
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """What is made here can be written to both in and out of inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _as_slice(slots: torch.Tensor) -> slice | None:
+    """`slots`, ascending, as a slice when they stand side by side."""
+    if len(slots) == 0:
+        return slice(0, 0)
+    first, last = int(slots[0]), int(slots[-1])
+    return slice(first, last + 1) if last - first + 1 == len(slots) else None
 
 
 def _concatenated(runs: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -45,9 +45,8 @@ def staircase_attention(
     kv_heads = key.shape[1]
     group = heads // kv_heads
     # The heads of a group lie beside each other as rows: keys are read once, and rectangles are tall.
-    packed = (
-        query[0].unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(1, kv_heads, rows * group, head_dim)
-    )
+    grouped = query.reshape(kv_heads, group, rows, head_dim).transpose(1, 2)
+    packed = grouped.reshape(1, kv_heads, rows * group, head_dim)
     out = torch.empty(packed.shape, dtype=torch.float32)
     mass = torch.empty(packed.shape[:3], dtype=torch.float32)  # log-sum-exp of the scores so far
     for first, stop, low, high, masked in staircase(tuple(counts.tolist())):
