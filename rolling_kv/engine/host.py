@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
+from rolling_kv.engine.ahead import Ahead
 from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.kernels import key_deviation, scatter_rows
@@ -65,6 +66,7 @@ class TransformersHost:
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
         self._turns = Turns()
+        self._ahead = Ahead(self.device)
         self._cache_argument = (
             "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         )
@@ -103,9 +105,14 @@ class TransformersHost:
         *,
         capacity: int,
         packed: bool = False,
+        ahead: bool = False,
         clock: Clock = time.perf_counter,
     ) -> StitchedKV:
-        """The stored segments at their request positions, in buffers of `capacity` slots."""
+        """The stored segments at their request positions, in buffers of `capacity` slots.
+
+        Args:
+            ahead: a layer is filled while the one before it is computed.
+        """
         return StitchedKV(
             placed,
             capacity=capacity,
@@ -115,6 +122,7 @@ class TransformersHost:
             dtype=self.dtype,
             device=self.device,
             packed=packed,
+            ahead=self._ahead if ahead else None,
             clock=clock,
         )
 

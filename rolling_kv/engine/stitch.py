@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 
+from rolling_kv.engine.ahead import Ahead, Promise
 from rolling_kv.engine.kernels import remap_keys
 from rolling_kv.engine.rope import Rope, Rotation
 from rolling_kv.kv import SegmentKV
@@ -39,7 +41,8 @@ class StitchedKV:
         capacity: slots in the buffers; those that nothing is placed in stay zero until a pass fills them.
         rope: moves the keys.
         packed: placed tokens lie in slots 0, 1, 2, ... in their order, instead of at their positions.
-        clock: seconds; `seconds` adds up what filling took.
+        ahead: fills the layer after one that is asked for meanwhile. The bits are the same.
+        clock: seconds; `seconds` adds up what callers waited for layers.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class StitchedKV:
         dtype: torch.dtype,
         device: torch.device,
         packed: bool = False,
+        ahead: Ahead | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._placed = list(placed)
@@ -63,6 +67,9 @@ class StitchedKV:
         self._clock = clock
         started = clock()
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._ahead = ahead
+        self._promised: dict[int, Promise] = {}
+        self._filling = Lock()  # of the room that layers share while they are filled
         self.positions = _concatenated([part.position + part.offsets for part in placed]).to(device)
         self._slots = torch.arange(len(self.positions), device=device) if packed else self.positions
         self._filled = _as_slice(self._slots)
@@ -82,20 +89,29 @@ class StitchedKV:
         """Keys and values of a layer, each [1, kv_heads, capacity, head_dim], to write into."""
         if index not in self._layers:
             started = self._clock()
-            self._layers[index] = self._fill(index)
+            promised = self._promised.pop(index, None)
+            self._layers[index] = self._fill(index) if promised is None else promised.get()
             self.seconds += self._clock() - started
+        self._begin(index + 1)
         return self._layers[index]
+
+    def _begin(self, index: int) -> None:
+        """Has a layer filled while something else runs, unless it is, or nothing is to be done ahead."""
+        past = index >= len(self._rope.layer_table)
+        if self._ahead is None or past or index in self._layers or index in self._promised:
+            return
+        self._promised[index] = self._ahead.make(lambda: self._fill(index))
 
     def stored_keys(self, index: int) -> torch.Tensor:
         """The keys of a layer as stitched, [1, kv_heads, capacity, head_dim], whatever passes wrote since."""
-        with _ordinary_tensors():
+        with _ordinary_tensors(), self._filling:
             keys = self._buffer()
             if self._placed:
                 self._place_keys(index, keys[0])
             return keys
 
     def _fill(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        with _ordinary_tensors():
+        with _ordinary_tensors(), self._filling:
             keys, values = self._buffer(), self._buffer()
             if self._placed:
                 self._place_keys(index, keys[0])
@@ -120,7 +136,9 @@ class StitchedKV:
         filled = self._filled
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
-            joined = self._scratch = self._joined(stored, out=self._scratch)
+            joined = self._joined(stored, out=self._scratch)
+            if self._device.type == "cpu":  # elsewhere streams would have to take turns with it
+                self._scratch = joined
             if filled is None:
                 remap_keys(joined, cos, sin, out=keys, slots=self._slots)
             else:
@@ -140,7 +158,15 @@ class StitchedKV:
         self, stored: Callable[[PlacedKV], torch.Tensor], *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The placed tokens of all segments, [kv_heads, tokens, head_dim], wherever each is kept."""
-        return torch.cat([part.taken(stored(part)).to(self._device) for part in self._placed], dim=1, out=out)
+        taken = [part.taken(stored(part)) for part in self._placed]
+        if self._device.type == "cuda" and all(tensor.device.type == "cpu" for tensor in taken):
+            tokens = sum(tensor.shape[1] for tensor in taken)
+            pinned = torch.empty(
+                (self._shape[1], tokens, self._shape[3]), dtype=self._dtype, pin_memory=True
+            )  # one copy that nothing waits for, instead of one a segment
+            moved = torch.cat(taken, dim=1, out=pinned).to(self._device, non_blocking=True)
+            return moved if out is None else out.copy_(moved)
+        return torch.cat([tensor.to(self._device) for tensor in taken], dim=1, out=out)
 
 
 @contextmanager
