@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from rolling_kv.answer import Timing, Trace, Usage
+from rolling_kv.hooks import Call
 from rolling_kv.ingest import IngestReport
 from rolling_kv.plan import Plan
 from rolling_kv.planner import prerolled_tokens
@@ -22,10 +23,12 @@ class Account:
     """Gathers what a call did, for its answer.
 
     Args:
+        call: what was asked.
         plan: of the prompt; its stored segments are those that were used.
         started, ready: when the call began, and when the first token's logits were there.
     """
 
+    call: Call
     plan: Plan
     prefilled: Prefilled
     report: IngestReport
@@ -58,7 +61,7 @@ class Account:
             total=self.clock() - self.started,
         )
 
-    def trace(self) -> Trace:
+    def trace(self, *, margins: Sequence[float] = ()) -> Trace:
         logits = self.prefilled.logits.cpu().numpy()
         return Trace(
             lineages=tuple(part.lineage.key for part in self.plan.stored),
@@ -66,4 +69,5 @@ class Account:
             selection=self.prefilled.stats(),
             logits_fingerprint=xxhash.xxh3_128_hexdigest(logits.tobytes()),
             prerolled=prerolled_tokens(self.plan),
+            margins=tuple(margins),
         )

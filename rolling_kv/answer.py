@@ -96,6 +96,8 @@ class Trace:
         prerolled: tokens of the exact prefix that the conditioning alone would not have made exact: those of
             a pre-roll, and what the call or its append computed to go on from it.
         logits_fingerprint: xxh3-128 (hex) of the first token's logits as float32 bytes: equal for equal bits.
+        margins: between the two likeliest tokens where each token of the answer was chosen, and its end where
+            that was a token of its own: differences of logits as the model gave them, without a guide.
     """
 
     lineages: tuple[str, ...]
@@ -103,6 +105,7 @@ class Trace:
     selection: SelectionStats
     logits_fingerprint: str
     prerolled: int = 0
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from rolling_kv.answer import Answer, Continuation, WindowChange
+from rolling_kv.hooks import Hooks
 from rolling_kv.ingest import Progress
 from rolling_kv.options import AskOptions, PrefillOptions
 from rolling_kv.preroll import PrerollReport
@@ -71,6 +72,11 @@ class AsyncRollingSession:
         """The window, oldest first."""
         return self._session.documents
 
+    @property
+    def hooks(self) -> Hooks:
+        """Functions registered here are called in the threads that compute."""
+        return self._session.hooks
+
     async def append(self, text: str, *, id: str | None = None, pinned: bool = False) -> WindowChange:
         return await _in_thread(self._session.append, text, id=id, pinned=pinned)
 
@@ -84,6 +90,12 @@ class AsyncRollingSession:
     ) -> list[WindowChange]:
         """`progress` is called in the thread that computes."""
         return await _in_thread(self._session.extend, texts, ids=ids, pinned=pinned, progress=progress)
+
+    async def show(
+        self, texts: Sequence[str], *, ids: Sequence[str] | None = None, progress: Progress | None = None
+    ) -> WindowChange:
+        """`progress` is called in the thread that computes."""
+        return await _in_thread(self._session.show, texts, ids=ids, progress=progress)
 
     async def evict(self, document_id: str, *, forget: bool = False) -> WindowChange:
         return await _in_thread(self._session.evict, document_id, forget=forget)

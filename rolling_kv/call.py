@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from rolling_kv.answer import SelectionStats
+from rolling_kv.errors import ConfigError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.options import PrefillSettings
 from rolling_kv.plan import Plan
@@ -22,6 +23,47 @@ if TYPE_CHECKING:
     from rolling_kv.signals import Signals
 
 Clock = Callable[[], float]
+OnSelected = Callable[[str, tuple[int, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKV:
+    """The KV of a prompt after its fusion, which its answer is decoded from, by segment and layer.
+
+    Args:
+        tokens: of the prompt.
+    """
+
+    engine: TransformersHost
+    stitched: StitchedKV
+    tokens: int
+
+    @property
+    def layers(self) -> int:
+        return self.engine.layers
+
+    def segment(self, segment: Segment, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a segment at a layer, each [kv_heads, tokens, head_dim]; views.
+
+        Keys are rotated for their positions in the prompt.
+        """
+        return self.engine.view(self.stitched, layer, start=segment.start, stop=segment.stop)
+
+    def following(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits after each token of a continuation of the prompt, [tokens, vocabulary], float32.
+
+        It uses the slots that decoding uses, so an answer that is being decoded is lost.
+
+        Raises:
+            ConfigError: it is longer than the answer may be.
+        """
+        room = self.stitched.capacity - self.tokens
+        if len(token_ids) > room:
+            raise ConfigError(
+                f"The continuation has {len(token_ids)} tokens and the call has room for {room}. Ask with "
+                f"max_new_tokens={len(token_ids)} or more."
+            )
+        return self.engine.follow(self.stitched, token_ids, position=self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +78,7 @@ class Prefilled:
         stats: how they lie; it may run a pass.
         prefix, reused, computed: prompt tokens, as in `Usage`.
         segment_kv: the fused KV of a segment, copied; None under full prefill.
+        fused: the same as views; None under full prefill.
         load, select, fuse: seconds, as in `Timing`.
     """
 
@@ -47,6 +90,7 @@ class Prefilled:
     reused: int
     computed: int
     segment_kv: Callable[[Segment], SegmentKV] | None
+    fused: FusedKV | None
     load: float
     select: float
     fuse: float
@@ -68,6 +112,7 @@ def full_prefill(plan: Plan, *, engine: TransformersHost, policy: Policy, clock:
         reused=0,
         computed=len(token_ids),
         segment_kv=None,
+        fused=None,
         load=0.0,
         select=0.0,
         fuse=clock() - started,
@@ -84,6 +129,7 @@ def fused_prefill(
     labelled: frozenset[int],
     room: int,
     clock: Clock,
+    on_selected: OnSelected | None = None,
 ) -> Prefilled:
     """Stitches the stored KV, selects, and recomputes the selection and the query.
 
@@ -92,6 +138,7 @@ def fused_prefill(
         signals: computes the scores that the policy needs.
         labelled: prompt positions of the answer, when the request has labels.
         room: tokens that decoding may add.
+        on_selected: called with the policy's name and the positions that will be recomputed, ascending.
     """
     import torch
 
@@ -109,6 +156,8 @@ def fused_prefill(
     selected = clock()
     load_before_fusing = stitched.seconds
     positions = torch.tensor(plan.reusable_positions, dtype=torch.int64)
+    if on_selected is not None:
+        on_selected(policy.name, tuple(positions[chosen].tolist()))
     rows = torch.cat((positions[chosen], torch.tensor(plan.computed_positions))).sort().values
     logits = engine.fuse(stitched, token_ids, rows=rows)
     engine.synchronize()
@@ -147,6 +196,7 @@ def fused_prefill(
         reused=plan.reusable_tokens - k,
         computed=len(plan.computed_positions),
         segment_kv=segment_kv,
+        fused=FusedKV(engine=engine, stitched=stitched, tokens=len(token_ids)),
         load=stitched.seconds,
         select=selected - started - load_before_fusing,
         fuse=fused - selected - (stitched.seconds - load_before_fusing),

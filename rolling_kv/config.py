@@ -78,6 +78,10 @@ class SessionSettings(TypedDict, total=False):
         memory_limit: bytes of KV kept in memory without a folder; 4 GiB by default.
         ingest: `eager` computes a document's KV when it is appended, `lazy` when it is first asked about;
             answers are the same.
+        trace: a file that the session's history is recorded to, for `rolling-kv replay`; see
+            `rolling_kv.replay.trace`. A file of an earlier session is continued.
+        trace_text: records texts, token ids and ids of documents. Without them a trace holds hashes alone: it
+            shows whether prompts and answers were the same, and cannot be replayed.
         deterministic: answers depend on the prompt alone, which is the default. Settings that break that are
             refused.
     """
@@ -103,6 +107,8 @@ class SessionSettings(TypedDict, total=False):
     ttl: float | None
     memory_limit: int | None
     ingest: Literal["eager", "lazy"]
+    trace: str | Path | None
+    trace_text: bool
     deterministic: bool
 
 
@@ -132,6 +138,8 @@ class SessionConfig(BaseModel):
     ttl: float | None = None
     memory_limit: int | None = None
     ingest: Literal["eager", "lazy"] = "eager"
+    trace: str | Path | None = None
+    trace_text: bool = True
     deterministic: bool = True
 
     @field_validator("ratio", "anchor_ratio", mode="before")

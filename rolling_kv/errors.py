@@ -28,6 +28,12 @@ RollingKVError
 │   ├── StoreLockedError         another process holds the index for too long
 │   ├── StoreFormatError         not a store, or one of another format version
 │   └── CorruptPayloadError      a payload failed its checksum, shape or lineage
+├── TraceError                   a recorded history cannot be written, read or replayed
+│   ├── TraceFormatError         not a trace, or one of another format version
+│   ├── TraceDamagedError        a line was altered, or is missing
+│   ├── TraceInUseError          another session records to the same file
+│   ├── TraceTextError           it holds hashes in the place of texts
+│   └── TraceMismatchError       it is of another model, or its prompts cannot be made again
 ├── BenchError                   a measurement cannot be run or go on
 │   └── MissingExtraError        it needs a package that is not installed
 └── SessionClosedError           the session was used after close()
@@ -146,6 +152,30 @@ class StoreFormatError(StoreError):
 
 class CorruptPayloadError(StoreError):
     """A stored payload failed its checksum, shape or lineage; it was quarantined."""
+
+
+class TraceError(RollingKVError):
+    """A recorded history cannot be written, read or replayed."""
+
+
+class TraceFormatError(TraceError):
+    """The file is not a trace, or one of another format version."""
+
+
+class TraceDamagedError(TraceError):
+    """A line of a trace was altered, or a line is missing before it."""
+
+
+class TraceInUseError(TraceError):
+    """Another session records to the same file."""
+
+
+class TraceTextError(TraceError):
+    """A trace holds hashes in the place of texts, so that nothing can be replayed from it."""
+
+
+class TraceMismatchError(TraceError):
+    """A trace is of another model, or the prompts made from it are not those that were recorded."""
 
 
 class BenchError(RollingKVError):

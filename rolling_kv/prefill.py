@@ -15,7 +15,7 @@ from rolling_kv.plan import Plan, StoredSegment
 from rolling_kv.policies import create_policy
 
 if TYPE_CHECKING:
-    from rolling_kv.call import Prefilled
+    from rolling_kv.call import OnSelected, Prefilled
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.engine.stitch import PlacedKV
 
@@ -56,12 +56,14 @@ class Prefiller:
         *,
         labelled: frozenset[int] = frozenset(),
         room: int,
+        on_selected: OnSelected | None = None,
     ) -> tuple[Prefilled, IngestReport]:
         """Runs a plan under `settings`.
 
         Args:
             labelled: prompt positions of the answer, when the request has labels.
             room: tokens that decoding may add.
+            on_selected: called with the policy's name and the positions that will be recomputed, ascending.
         """
         from rolling_kv.call import full_prefill, fused_prefill
         from rolling_kv.signals import Signals
@@ -93,6 +95,7 @@ class Prefiller:
             labelled=labelled,
             room=room,
             clock=self._clock,
+            on_selected=on_selected,
         )
         return prefilled, report
 

@@ -6,15 +6,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from rolling_kv import changes, hooks
 from rolling_kv.account import Account
 from rolling_kv.answer import Answer, Continuation, WindowChange
+from rolling_kv.changes import Change
 from rolling_kv.config import SessionConfig, SessionSettings, session_config
-from rolling_kv.errors import ConfigError, SessionClosedError, WindowError
+from rolling_kv.errors import ConfigError, SessionClosedError
 from rolling_kv.history import FusedHistory
+from rolling_kv.hooks import Call, CallKind, Hooks
 from rolling_kv.ingest import Ingestor, IngestReport, Progress
 from rolling_kv.options import AskOptions, PrefillOptions, prefill_settings, require_layer
 from rolling_kv.plan import Plan, require_positions
@@ -27,8 +32,10 @@ from rolling_kv.stream import AnswerStream
 from rolling_kv.turns import Turns
 from rolling_kv.window import (
     Document,
+    LayoutSource,
     Prompt,
     PromptLayout,
+    StreamedWindow,
     Window,
     parse_conditioning,
     parse_eviction,
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from rolling_kv.engine.host import TransformersHost
+    from rolling_kv.replay.trace import Recorder
     from rolling_kv.store.base import KVStore
     from rolling_kv.window.layout import Layout, Message
 
@@ -45,7 +53,8 @@ if TYPE_CHECKING:
 class RollingSession:
     """A window of documents over one model. Open it with `RollingSession.open`; use it as a context manager.
 
-    Calls from several threads take turns. A call that raises leaves the window as it was.
+    Calls from several threads take turns. A call that raises leaves the window as it was. What a session does
+    can be seen through `hooks`; see `rolling_kv.hooks`.
 
     Made directly, with an engine, a store and a `layout` of its own, it takes what that layout takes: with a
     `ConversationLayout` the window holds messages, and the query is the newest one.
@@ -62,22 +71,22 @@ class RollingSession:
     ) -> None:
         self.config = config
         self.engine = engine
+        self.hooks = Hooks()
+        self._calls = count()
         self._store = store
         self.clock = clock
         self._turns = Turns()
         self._closed = False
         self._unreported: list[str] = []  # what went wrong at append, for the usage of the next answer
         self._layout: Layout = layout or PromptLayout(engine.tokenizer, instruction=config.instruction)
-        self._conditioning = parse_conditioning(config.conditioning)
-        self._window = Window(
+        bounds = Window(
             max_documents=config.window,
             max_tokens=config.window_tokens,
             batch=parse_eviction(config.eviction),
         )
-        self._stream: tuple[
-            tuple[int, ...], ...
-        ] = ()  # token ids of the newest documents, evicted ones included
-        fused = self._conditioning.fused
+        conditioning = parse_conditioning(config.conditioning)
+        self._held = StreamedWindow(bounds, conditioning)
+        fused = conditioning.fused
         self._history = None if fused == "never" else FusedHistory(fused)
         self._ingestor = Ingestor(engine=engine, store=store, clock=clock)
         self._planner = Planner(
@@ -93,6 +102,8 @@ class RollingSession:
         self._background = BackgroundPreroll(self._preroll_step, wanted=self._interrupted)
         require_layer(config.selection_layer, layers=engine.layers)
         store.claim(config.namespace, engine.identity)
+        hooks.opened(self)
+        self._recorder = self._recording() if config.trace is not None else None
 
     @classmethod
     def open(
@@ -137,6 +148,8 @@ class RollingSession:
                 self._closed = True
                 self._ingestor.forget()
                 self._store.close()
+                if self._recorder is not None:
+                    self._recorder.close()
         self._background.join()
 
     def __enter__(self) -> Self:
@@ -180,30 +193,33 @@ class RollingSession:
         Args:
             progress: called with how many segments of the window are at hand, of how many.
         """
-        if isinstance(texts, str):
-            raise TypeError("extend() takes a list of texts; use append() for one.")
-        if ids is not None and len(ids) != len(texts):
-            raise ConfigError(f"{len(texts)} texts and {len(ids)} ids; expected one id a text.")
         with self._open():
-            window, stream = self._window, self._stream
-            added: list[tuple[Document, tuple[Document, ...]]] = []
-            for index, text in enumerate(texts):
-                document = self._layout.document(text, document_id="", pinned=pinned)
-                name = window.unused_id(document.content_hash) if ids is None else ids[index]
-                document = replace(document, id=name)
-                document, stream = self._in_stream(document, stream)
-                window, evicted = window.append(document)
-                added.append((document, evicted))
-            report = self._adopt(window, stream=stream, progress=progress)
-        return [
-            WindowChange(
-                document_id=document.id,
-                evicted=tuple(one.id for one in evicted),
-                computed=report.computed if index == len(added) - 1 else 0,
-                degraded=tuple(report.degraded) if index == len(added) - 1 else (),
-            )
-            for index, (document, evicted) in enumerate(added)
-        ]
+            change = changes.append(self._held, self._layout, texts, ids=ids, pinned=pinned)
+            return self._adopt(change, progress=progress)
+
+    def show(
+        self,
+        texts: Sequence[str | Message],
+        *,
+        ids: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> WindowChange:
+        """Has exactly these documents in the window, in this order, in one step.
+
+        Those that are in it already, with the same text under the same id, stay as they are, pinned ones too.
+
+        Args:
+            ids: name them in the window; by default made from their content.
+            progress: called with how many segments of the window are at hand, of how many.
+
+        Returns:
+            The change; its `document_id` is the last document's ("" when there is none).
+
+        Raises:
+            WindowError: the window cannot take them. StoreError: their KV could not be stored.
+        """
+        with self._open():
+            return self._adopt(changes.show(self._held, self._layout, texts, ids=ids), progress=progress)[0]
 
     def evict(self, document_id: str, *, forget: bool = False) -> WindowChange:
         """Takes a document out of the window, pinned or not.
@@ -218,42 +234,38 @@ class RollingSession:
                 on in documents that came after it (`stream:k`).
         """
         with self._open():
-            window, document = self._window.evict(document_id)
-            forgotten = self._forget(document, window) if forget else 0
-            report = self._adopt(window)
-        return WindowChange(
-            document_id=document.id,
-            evicted=(document.id,),
-            computed=report.computed,
-            degraded=tuple(report.degraded),
-            forgotten=forgotten,
-            digest=token_digest(document.token_ids) if forget else "",
-        )
+            change, document = changes.evict(self._held, document_id)
+            if not forget:
+                return self._adopt(change)[0]
+            changes.require_forgettable(document, change.held)
+            forgotten, digest = 0, token_digest(document.token_ids)
+
+            def first() -> None:
+                nonlocal forgotten
+                forgotten = self._forget(digest)
+                self._held = change.held  # whatever comes, what is forgotten is not asked about again
+
+            return replace(self._adopt(change, first=first)[0], forgotten=forgotten, digest=digest)
 
     def replace(self, document_id: str, text: str | Message) -> WindowChange:
         """Puts `text` in the place of a document, under the same id and pinned as it was."""
         with self._open():
-            old = self._window.documents[self._window.index_of(document_id)]
-            document = self._layout.document(text, document_id=document_id, pinned=old.pinned)
-            document, stream = self._in_stream(document, self._stream)
-            window, evicted = self._window.replace(document_id, document)
-            report = self._adopt(window, stream=stream)
-        return WindowChange(
-            document_id=document_id,
-            evicted=tuple(one.id for one in evicted),
-            computed=report.computed,
-            degraded=tuple(report.degraded),
-        )
+            return self._adopt(changes.put(self._held, self._layout, document_id, text))[0]
 
     def pin(self, document_id: str) -> None:
         """Keeps a document from being evicted to make room."""
         with self._open():
-            self._window = self._window.pin(document_id)
+            self._adopt(changes.pin(self._held, document_id, pinned=True))
 
     def unpin(self, document_id: str) -> None:
         """Lets a pinned document be evicted again."""
         with self._open():
-            self._window = self._window.pin(document_id, pinned=False)
+            self._adopt(changes.pin(self._held, document_id, pinned=False))
+
+    @property
+    def layout_source(self) -> LayoutSource:
+        """What, beside the model's tokenizer, decides how the window becomes a prompt."""
+        return self._layout.source
 
     def prompt(self, query: str | Message, *, answer_prefix: str = "") -> Prompt:
         """The prompt that `ask` would run, segment by segment."""
@@ -267,7 +279,7 @@ class RollingSession:
         """The first token's logits, [vocabulary], float32, without decoding."""
         started = self.clock()
         with self._open():
-            account = self._prefill(query, options, room=1, started=started)
+            account = self._prefill("logits", query, options, options, room=1, started=started)
             self._unreported += account.report.degraded
             return account.prefilled.logits
 
@@ -283,7 +295,8 @@ class RollingSession:
 
         started = self.clock()
         with self._open():
-            account = self._prefill(query, options, room=max(1, len(token_ids)), started=started)
+            room = max(1, len(token_ids))
+            account = self._prefill("score", query, options, options, room=room, started=started)
             logits = account.prefilled.logits[None]
             if len(token_ids):
                 logits = torch.cat((logits, account.prefilled.follow(token_ids)))
@@ -316,9 +329,14 @@ class RollingSession:
         settings, prefill_options = decoding_settings(options)
         started = self.clock()
         with self._open():
-            account = self._prefill(query, prefill_options, room=settings.max_new_tokens, started=started)
+            room = settings.max_new_tokens
+            account = self._prefill("ask", query, prefill_options, options, room=room, started=started)
             account.report.degraded, self._unreported = self._unreported + account.report.degraded, []
-        prefilled = account.prefilled
+        prefilled, call = account.prefilled, account.call
+
+        def chosen(token_id: int, logits: torch.Tensor) -> None:
+            self.hooks.fire(hooks.TokenChosen(call, token_id, logits))
+
         decoding = Decoding(
             prefilled.logits,
             step=lambda token_id: prefilled.follow([token_id])[-1],
@@ -326,8 +344,11 @@ class RollingSession:
             eos_ids=self.engine.eos_ids,
             settings=settings,
             clock=self.clock,
+            chosen=chosen if self.hooks.wanted(hooks.TokenChosen) else None,
         )
-        return AnswerStream(decoding, account=account, busy=self._turns.busy, answered=self._answered)
+        return AnswerStream(
+            decoding, account=account, busy=self._turns.busy, answered=partial(self._answered, call)
+        )
 
     def preroll(self, *, progress: Progress | None = None) -> PrerollReport:
         """Prefills the predicted next window exactly, and returns when that is done.
@@ -386,54 +407,63 @@ class RollingSession:
                 )
             yield
 
-    def _in_stream(
-        self, document: Document, stream: tuple[tuple[int, ...], ...]
-    ) -> tuple[Document, tuple[tuple[int, ...], ...]]:
-        """The document with what came before it, and the stream with the document, as far as it matters."""
-        neighbours = self._conditioning.neighbours
-        if not self._conditioning.stream or neighbours is None:
-            return document, stream
-        return replace(document, stream=stream), (*stream, document.token_ids)[-neighbours:]
+    def _recording(self) -> Recorder:
+        from rolling_kv.replay.trace import recorder_of
 
-    def _forget(self, document: Document, left: Window) -> int:
-        if self._conditioning.stream:
-            raise WindowError(
-                f"{document.id!r} cannot be forgotten under conditioning {self.config.conditioning!r}: its "
-                "text lives on in the KV of the documents after it. Use window:k, or leave out forget=True."
-            )
-        twin = next((one.id for one in left.documents if one.token_ids == document.token_ids), None)
-        if twin is not None:
-            raise WindowError(
-                f"{document.id!r} cannot be forgotten while {twin!r} with the same text is in the window. "
-                "Evict that one first."
-            )
+        assert self.config.trace is not None
+        return recorder_of(self, self.config.trace, text=self.config.trace_text)
+
+    @property
+    def _window(self) -> Window:
+        return self._held.window
+
+    def _forget(self, digest: str) -> int:
         self._ingestor.forget()
-        forgotten = self._store.forget(self.config.namespace, token_digest(document.token_ids))
-        if self._history is not None:
-            forgotten += self._history.forget(token_digest(document.token_ids))
-        self._window = left  # whatever comes, what is forgotten is not asked about again
-        return forgotten
+        forgotten = self._store.forget(self.config.namespace, digest)
+        return forgotten + (0 if self._history is None else self._history.forget(digest))
 
     def _adopt(
         self,
-        window: Window,
+        change: Change,
         *,
-        stream: tuple[tuple[int, ...], ...] | None = None,
         progress: Progress | None = None,
-    ) -> IngestReport:
-        """Makes `window` the session's, once its KV is stored (eager) or at once (lazy)."""
-        report = IngestReport()
-        if self.config.ingest == "eager":
-            prompt = self._layout.prompt(window.documents, None)
-            self._require_positions(prompt, room=1)
-            report = self._prefiller.ingest(self._planner.plan(prompt), progress=progress)
-            self._unreported += report.degraded
-        self._window = window
-        self._stream = self._stream if stream is None else stream
-        return report
+        first: Callable[[], None] | None = None,
+    ) -> list[WindowChange]:
+        """Makes a window the session's once its KV is stored (eager), or at once (lazy).
+
+        Args:
+            first: done before ingestion, and for good.
+        """
+        before, after = self.documents, change.held.documents
+        self.hooks.fire(hooks.WindowChanging(change.kind, before, after))
+        if first is not None:
+            first()
+        told: list[WindowChange] = []
+        if change.told is not None:
+            report = IngestReport()
+            if self.config.ingest == "eager":
+                prompt = self._layout.prompt(after, None)
+                self._require_positions(prompt, room=1)
+                report = self._prefiller.ingest(self._planner.plan(prompt), progress=progress)
+                self._unreported += report.degraded
+            told = change.told(report)
+        earlier, self._held = self._held, change.held
+        try:
+            self.hooks.fire(hooks.WindowChanged(change.kind, before, after, tuple(told)))
+        except BaseException:
+            self._held = earlier
+            raise
+        return told
 
     def _prefill(
-        self, query: str | Message, options: PrefillOptions, *, room: int, started: float
+        self,
+        kind: CallKind,
+        query: str | Message,
+        options: PrefillOptions,
+        given: AskOptions | PrefillOptions,
+        *,
+        room: int,
+        started: float,
     ) -> Account:
         settings = prefill_settings(self.config, options, layers=self.engine.layers)
         prompt = self.prompt(query, answer_prefix=settings.answer_prefix)
@@ -441,11 +471,25 @@ class RollingSession:
         reuses = settings.policy.reuses
         plan = self._planner.plan(prompt) if reuses else Plan(prompt=prompt, stored=())
         labelled = self._layout.labelled(self.documents, prompt, settings.labels)
-        prefilled, report = self._prefiller.prefill(plan, settings, labelled=labelled, room=room)
+        call = Call(next(self._calls), kind, query, given, self.documents, prompt)
+        self.hooks.fire(hooks.Planned(call, plan))
+
+        def selected(policy: str, positions: tuple[int, ...]) -> None:
+            self.hooks.fire(hooks.Selected(call, plan, policy, positions))
+
+        prefilled, report = self._prefiller.prefill(
+            plan,
+            settings,
+            labelled=labelled,
+            room=room,
+            on_selected=selected if self.hooks.wanted(hooks.Selected) else None,
+        )
         ready = self.clock()
+        self.hooks.fire(hooks.Fused(call, plan, prefilled.logits, prefilled.fused))
         if self._history is not None and prefilled.segment_kv is not None:
             self._history.take(plan, self._planner.fused_keys(prompt), prefilled.segment_kv)
         return Account(
+            call=call,
             plan=plan,
             prefilled=prefilled,
             report=report,
@@ -481,7 +525,8 @@ class RollingSession:
         """Whether a request waits for this session or, from another session, for the engine."""
         return self._turns.wanted or self.engine.wanted
 
-    def _answered(self) -> None:
+    def _answered(self, call: Call, answer: Answer) -> None:
+        self.hooks.fire(hooks.Answered(call, answer))
         if self.config.preroll != "off":
             self._background.start()
 

@@ -21,7 +21,7 @@ class AnswerStream:
 
     Args:
         busy: entered while the answer is decoded.
-        answered: called when the answer is there.
+        answered: called with the answer before anybody sees it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class AnswerStream:
         *,
         account: Account,
         busy: Callable[[], AbstractContextManager[None]],
-        answered: Callable[[], None],
+        answered: Callable[[Answer], None],
     ) -> None:
         self._decoding = decoding
         self._account = account
@@ -66,12 +66,13 @@ class AnswerStream:
             yield from self._decoding
         decoding, account = self._decoding, self._account
         timing = account.timing(first_token=decoding.first_token_seconds)
-        self._answer = Answer(
+        answer = Answer(
             text=decoding.text,
             token_ids=tuple(decoding.token_ids),
             finish_reason=decoding.finish_reason,
             usage=account.usage(output=len(decoding.token_ids)),
             timing=timing,
-            trace=account.trace(),
+            trace=account.trace(margins=decoding.margins),
         )
-        self._answered()
+        self._answered(answer)
+        self._answer = answer

@@ -14,7 +14,7 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
     workloads = list(dict.fromkeys(entry["workload"] for entry in entries))
     columns = min(3, len(workloads))
     lines = -(-len(workloads) // columns)
-    figure, axes = _figure(lines, columns, width=5.2, height=4.2)
+    figure, axes = subplots(lines, columns, width=5.2, height=4.2)
     policies = list(dict.fromkeys(entry["policy"] for entry in entries))
     for panel, workload in zip(axes.flat, workloads, strict=False):
         for index, policy in enumerate(policies):
@@ -54,7 +54,7 @@ def curves(
     Args:
         panels: each a title, the names of its axes, and its lines: label to (x, y).
     """
-    figure, axes = _figure(1, len(panels), width=4.6, height=3.8)
+    figure, axes = subplots(1, len(panels), width=4.6, height=3.8)
     for panel, (name, x_name, y_name, lines) in zip(axes.flat, panels, strict=True):
         for label, (x, y) in lines.items():
             if len(x) == 1:
@@ -84,7 +84,12 @@ def require_plots() -> None:
         ) from error
 
 
-def _figure(lines: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
+def subplots(lines: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
+    """A figure and its axes, [lines, columns], of so many inches a panel.
+
+    Raises:
+        MissingExtraError
+    """
     require_plots()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -9,6 +9,7 @@ from rolling_kv.cli.bench import app as bench_app
 from rolling_kv.cli.demo import demo
 from rolling_kv.cli.doctor import doctor
 from rolling_kv.cli.profile import profile
+from rolling_kv.cli.replay import replay
 from rolling_kv.cli.store import app as store_app
 
 app = typer.Typer(
@@ -22,5 +23,6 @@ app.command()(demo)
 app.command()(ask)
 app.command()(doctor)
 app.command()(profile)
+app.command()(replay)
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")

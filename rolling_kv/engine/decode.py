@@ -107,6 +107,8 @@ class Decoding:
     Args:
         logits: after the prompt, [vocabulary].
         step: logits after one more token.
+        chosen: called with every token that is chosen, the answer's end too, and the logits that it was
+            chosen from, before any guide.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Decoding:
         eos_ids: frozenset[int],
         settings: DecodeSettings,
         clock: Callable[[], float] = time.perf_counter,
+        chosen: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
         self._logits = logits
         self._step = step
@@ -128,6 +131,8 @@ class Decoding:
         self._max_new_tokens = settings.max_new_tokens
         self._guide = settings.guide
         self._clock = clock
+        self._chosen = chosen
+        self._likeliest: list[torch.Tensor] = []  # the two largest logits of each step
         self.first_token_seconds = 0.0
         self.token_ids: list[int] = []
         self.text = ""
@@ -146,6 +151,11 @@ class Decoding:
         rest = self._tokenizer.decode(self.token_ids)
         yield from self._show(rest if rest.startswith(text) else text)
 
+    @property
+    def margins(self) -> list[float]:
+        """Between the two likeliest tokens where each was chosen, and the end of the answer, in logits."""
+        return [float(first - second) for first, second in self._likeliest]
+
     def _tokens(self) -> Iterator[int]:
         logits = self._logits
         while True:
@@ -153,6 +163,9 @@ class Decoding:
             token_id = self._choose(logits if self._guide is None else self._guide(self.token_ids, logits))
             if not self.token_ids:
                 self.first_token_seconds = self._clock() - started
+            self._likeliest.append(logits.topk(2).values)
+            if self._chosen is not None:
+                self._chosen(token_id, logits)
             if token_id in self._eos_ids:
                 self.finish_reason = "eos"
                 return

@@ -182,6 +182,13 @@ class TransformersHost:
             start=start,
         )
 
+    def view(
+        self, stitched: StitchedKV, layer: int, *, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer from `start` to `stop`, each [kv_heads, tokens, head_dim]: views."""
+        keys, values = stitched.layer(layer)
+        return keys[0, :, start:stop], values[0, :, start:stop]
+
     def deviations(
         self,
         stitched: StitchedKV,

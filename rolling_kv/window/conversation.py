@@ -16,7 +16,15 @@ from typing import Any
 
 from rolling_kv.errors import ConfigError, TemplateError
 from rolling_kv.window.document import Document, content_hash, require_text
-from rolling_kv.window.layout import Message, Prompt, Segment, Tokenizer, side_by_side
+from rolling_kv.window.layout import (
+    LayoutSource,
+    Message,
+    Prompt,
+    PromptLayout,
+    Segment,
+    Tokenizer,
+    side_by_side,
+)
 
 _CUT = "rkvcut"  # put into a spelled special token, and taken out again when all is rendered
 _FIRST, _SECOND, _THIRD = "rkvmark1first1", "rkvmark2second2", "rkvmark3third3"
@@ -42,6 +50,7 @@ class ConversationLayout:
 
     def __init__(self, tokenizer: Tokenizer, *, instruction: str = "", tools: Sequence[Message] = ()) -> None:
         self._tokenizer = tokenizer
+        self._instruction = instruction
         self._tools = tools
         self._frames = _frames(tokenizer)
         if tools:
@@ -50,6 +59,11 @@ class ConversationLayout:
         self._head_ids = _prefix_ids(tokenizer) + self._encode(head, first=True)
         self._tail = _tail(tokenizer, self._frames["user"])
         self._turn_ids = lru_cache(maxsize=_REMEMBERED)(self._encode_turn)
+
+    @property
+    def source(self) -> LayoutSource:
+        """What this layout is made from."""
+        return LayoutSource(kind="conversation", instruction=self._instruction, tools=tuple(self._tools))
 
     def document(self, content: str | Message, *, document_id: str, pinned: bool = False) -> Document:
         """A message as one segment; a text is a user's message. The document's text is the message as JSON.
@@ -139,6 +153,17 @@ class ConversationLayout:
         for piece in filter(None, text.split(_CUT)):
             ids += self._tokenizer.encode(piece, special=True, first=first and not ids)
         return ids
+
+
+def layout_from(source: LayoutSource, tokenizer: Tokenizer) -> PromptLayout | ConversationLayout:
+    """The layout that `source` describes, for a tokenizer.
+
+    Raises:
+        TemplateError, ConfigError: as when it is made directly.
+    """
+    if source.kind == "documents":
+        return PromptLayout(tokenizer, instruction=source.instruction)
+    return ConversationLayout(tokenizer, instruction=source.instruction, tools=source.tools)
 
 
 def carries_tools(tokenizer: Tokenizer, tools: Sequence[Message]) -> bool:

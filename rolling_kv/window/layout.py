@@ -10,6 +10,7 @@ the first text of the prompt alone, and never to a document or a query, wherever
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -115,8 +116,32 @@ def side_by_side(pieces: Iterable[Segment]) -> Prompt:
     return Prompt(segments=tuple(segments))
 
 
+@dataclass(frozen=True, slots=True)
+class LayoutSource:
+    """What a layout is made from, besides the model's tokenizer; `layout_from` makes it again.
+
+    Args:
+        kind: `documents` (`PromptLayout`) or `conversation` (`ConversationLayout`).
+        tools: of a conversation.
+    """
+
+    kind: Literal["documents", "conversation"]
+    instruction: str
+    tools: tuple[Message, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for equal sources."""
+        return json.dumps([self.kind, self.instruction, list(self.tools)], sort_keys=True, default=dict)
+
+
 class Layout(Protocol):
     """How a session's window becomes a prompt: the instruction, what the window holds, and the query."""
+
+    @property
+    def source(self) -> LayoutSource:
+        """What it is made from."""
+        ...
 
     def document(self, content: Any, *, document_id: str, pinned: bool = False) -> Document:
         """`content` tokenised as one segment, the same wherever it stands."""
@@ -156,6 +181,11 @@ class PromptLayout:
         frame = _frame(tokenizer, instructed=bool(self._instruction))
         self._tail = frame.tail
         self._instruction_ids = self._framed_ids(frame)
+
+    @property
+    def source(self) -> LayoutSource:
+        """What this layout is made from."""
+        return LayoutSource(kind="documents", instruction=self._instruction)
 
     def document(self, text: str, *, document_id: str, pinned: bool = False) -> Document:
         """`text` tokenised as one segment: itself without surrounding white space, and a line break."""

@@ -7,7 +7,7 @@ stored can be dropped without a trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rolling_kv.errors import (
@@ -128,6 +128,30 @@ class Window:
         return self._with_room_for(
             document, [*self.documents[:index], document, *self.documents[index + 1 :]]
         )
+
+    def hold(self, documents: Sequence[Document]) -> Window:
+        """With exactly `documents`.
+
+        Raises:
+            DuplicateDocumentError, DocumentTooLongError: as for `append`.
+            WindowFullError: they exceed the bounds.
+        """
+        seen: set[str] = set()
+        for document in documents:
+            self._require_fit(document)
+            if document.id in seen:
+                raise DuplicateDocumentError(
+                    f"Two of the {len(documents)} documents have the id {document.id!r}; ids are unique."
+                )
+            seen.add(document.id)
+        held = replace(self, documents=tuple(documents))
+        if self._exceeds(list(documents)):
+            raise WindowFullError(
+                f"{len(documents)} documents of {held.tokens} tokens exceed the window's bounds "
+                f"(window={self.max_documents}, window_tokens={self.max_tokens}). Show fewer of them, or "
+                "open the session with a larger window."
+            )
+        return held
 
     def next_after_append(self) -> tuple[Document, ...]:
         """What is left when one more document comes; of average length, where tokens bound the window."""

@@ -111,9 +111,7 @@ class _Window:
 
     def stream(self, turns: Sequence[Turn], **options: Any) -> tuple[AnswerStream, int]:
         with self._lock:
-            for document in self._session.documents:
-                self._session.evict(document.id)
-            self._session.extend(turns[:-1])
+            self._session.show(turns[:-1])
             before = self._store.written
             return self._session.stream(turns[-1], **options), self._store.written - before
 

@@ -1,0 +1,127 @@
+"""Arms: the ways to answer that a replay compares, as `policy[@ratio][:conditioning]`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rolling_kv.config import DEFAULT_CONDITIONING, require_ratio
+from rolling_kv.errors import ConfigError, InvalidRatioError, RollingKVError
+from rolling_kv.policies import create_policy
+from rolling_kv.window import parse_conditioning
+
+SESSION = "session"
+PAPER_RATIO = 0.05
+"""What "Request Order Matters" recomputes (section 4.1)."""
+
+_FORM = "policy[@ratio][:conditioning], for example token-topk@0.05:first-seen or document-aligned:window:3"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to answer.
+
+    Args:
+        policy, ratio, conditioning: of the session; None, all three, for the settings that were recorded with
+            a trace, and each request's own.
+    """
+
+    policy: str | None
+    ratio: float | None = None
+    conditioning: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In full, so that equal names are equal arms."""
+        if self.policy is None:
+            return SESSION
+        ratio = "" if self.ratio is None else f"@{self.ratio:g}"
+        conditioning = "" if self.conditioning is None else f":{self.conditioning}"
+        return f"{self.policy}{ratio}{conditioning}"
+
+    def settings(self) -> dict[str, Any]:
+        """Of a session, as far as the arm decides them."""
+        if self.policy is None:
+            return {}
+        conditioning = self.conditioning or DEFAULT_CONDITIONING
+        return {
+            "policy": self.policy,
+            "ratio": 0.0 if self.ratio is None else self.ratio,
+            "conditioning": conditioning,
+            "preroll": "off",
+            "deterministic": parse_conditioning(conditioning).deterministic,
+        }
+
+
+def parse_arms(names: Sequence[str], *, ratio: float = PAPER_RATIO) -> tuple[Arm, ...]:
+    """Arms by their names, each once.
+
+    Raises:
+        ConfigError
+    """
+    arms = tuple(parse_arm(name, ratio=ratio) for name in names)
+    if not arms:
+        raise ConfigError(f"There is no arm. Expected at least one {_FORM}.")
+    for index, arm in enumerate(arms):
+        if arm in arms[:index]:
+            raise ConfigError(f"The arm {arm.name!r} is named twice; name each once.")
+    return arms
+
+
+def parse_arm(text: str, *, ratio: float = PAPER_RATIO) -> Arm:
+    """An arm by its name: `policy[@ratio][:conditioning]`, `full-prefill`, or `session`.
+
+    Args:
+        ratio: where the name says none.
+
+    Raises:
+        UnknownPolicyError, UnknownConditioningError, InvalidRatioError, ConfigError
+    """
+    name = text.strip()
+    if name == SESSION:
+        return Arm(policy=None)
+    try:
+        return _parsed(name, ratio=ratio)
+    except RollingKVError as error:
+        raise type(error)(f"The arm {text!r} is not as expected: {error} An arm is {_FORM}.") from error
+
+
+def _parsed(name: str, *, ratio: float) -> Arm:
+    policy, given, conditioning = _parts(name)
+    made = create_policy(policy)
+    if not made.reuses:
+        if given is not None or conditioning:
+            raise ConfigError(f"{policy} reuses nothing, so it takes no ratio and no conditioning.")
+        return Arm(policy=policy)
+    if given is not None and not made.recomputes:
+        raise ConfigError(f"{policy} recomputes nothing, so it takes no ratio.")
+    mode = parse_conditioning(conditioning or DEFAULT_CONDITIONING)
+    if mode.fused != "never" and any(need.signal == "anchors" for need in made.needs):
+        raise ConfigError(f"{policy} needs anchors, and conditioning {mode.name!r} keeps none.")
+    share = _ratio(given) if given is not None else require_ratio(ratio)
+    return Arm(policy=policy, ratio=share if made.recomputes else None, conditioning=mode.name)
+
+
+def _parts(name: str) -> tuple[str, str | None, str]:
+    """Policy, ratio and conditioning; a wrapper's policy holds a colon as well."""
+    policy, at, rest = name.partition("@")
+    if at:
+        share, _, conditioning = rest.partition(":")
+        return policy, share, conditioning
+    policy, _, conditioning = name.partition(":")
+    if policy == "sink-repair" and conditioning:
+        inner, _, rest = conditioning.partition(":")
+        try:
+            create_policy(f"{policy}:{inner}")
+        except ConfigError:
+            return policy, None, conditioning
+        return f"{policy}:{inner}", None, rest
+    return policy, None, conditioning
+
+
+def _ratio(text: str) -> float:
+    try:
+        return require_ratio(float(text))
+    except ValueError as error:
+        raise InvalidRatioError(f"its ratio is {text!r}; expected a number from 0 to 1.") from error
