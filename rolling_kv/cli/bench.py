@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from rolling_kv.cli.bench_ttft import ttft
 from rolling_kv.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -29,7 +30,8 @@ from rolling_kv.workloads import LABELLED
 if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
 
-app = typer.Typer(help="Measures on this machine: policies.", no_args_is_help=True)
+app = typer.Typer(help="Measures on this machine: policies, time to first token.", no_args_is_help=True)
+app.command()(ttft)
 
 
 @app.command()

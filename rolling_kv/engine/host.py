@@ -90,6 +90,16 @@ class TransformersHost:
         return frozenset(token for token in ids if token is not None)
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the keys and values of a token, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's parameters, those that are shared once."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+
+    @property
     def wanted(self) -> bool:
         """Whether somebody waits for a pass to end."""
         return self._turns.wanted
