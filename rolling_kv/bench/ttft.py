@@ -176,11 +176,12 @@ class _Window:
             for arm in self._plan.arms
             for name in self._setups(number)
         ]
-        turn = number % max(1, len(sides))
-        sides = sides[turn:] + sides[:turn]
         full: list[Side] = [(FULL, partial(self._full, now, question, memory=not number))]
         if self._llama is not None:
             full.append((LLAMA_CPP, partial(self._llama_cpp, now, question)))
+        names = [name for name, _ in (*full, *sides)]
+        turn = number % max(1, len(sides))
+        sides = sides[turn:] + sides[:turn]
         ordered = [*full, *sides] if number % 2 else [*sides, *reversed(full)]  # in turns the first
         found = {}
         for name, measure in ordered:
@@ -192,7 +193,7 @@ class _Window:
             "request": number,
             "order": [name for name, _ in ordered],
             "prompt_tokens": found[FULL]["prompt_tokens"],
-            "measured": found,
+            "measured": {name: found[name] for name in names},
             "loading": [base.loading(before) for base in self._bases.values() if base.disk][:1],
         }
 

@@ -103,7 +103,7 @@ def test_a_base_is_not_changed_by_what_is_measured(llama_engine: TransformersHos
                 assert session.ask("Which?", max_new_tokens=1).usage.degraded == ()
         assert len(base.store) == held
         found = base.loading(["one document", "another document"])
-        assert found["bytes"] > 0 and found["seconds"] > 0 and found["memmap_seconds"] > 0
+        assert min(found.values()) > 0
     finally:
         base.close()
 
@@ -143,7 +143,7 @@ def test_percentiles_are_nearest_ranks() -> None:
 
 
 def test_a_window_that_does_not_fit_is_named_first(llama_engine: TransformersHost) -> None:
-    with pytest.raises(PromptTooLongError, match="--window 84 .* 2048 positions"):
+    with pytest.raises(PromptTooLongError, match=r"--window 84 .* 2048 positions"):
         require_fitting(llama_engine, plan(windows=(2, 84), detail="long"))
 
 
