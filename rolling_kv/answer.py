@@ -72,6 +72,8 @@ class SelectionStats:
         segments: contiguous runs.
         captured_deviation: their share of the sum of d_i; None when deviations were not taken, because the
             policy does not need those of all tokens and `measure_deviation` was not asked for.
+        deviation_sample: the share of each document's tokens whose deviation was computed for the policy;
+            None when it needed none.
         recall: the share of labelled tokens behind the exact prefix that is among them; None without such.
     """
 
@@ -80,6 +82,7 @@ class SelectionStats:
     reusable: int
     segments: int
     captured_deviation: float | None = None
+    deviation_sample: float | None = None
     recall: float | None = None
 
 

@@ -148,7 +148,8 @@ def fused_prefill(
     token_ids = plan.prompt.token_ids
     placed = placed_segments(plan, kv)
     started = clock()
-    stitched = engine.stitch(placed, capacity=len(token_ids) + room, clock=clock)
+    ahead = settings.pipeline == "on" or (settings.pipeline == "auto" and engine.device.type == "cuda")
+    stitched = engine.stitch(placed, capacity=len(token_ids) + room, ahead=ahead, clock=clock)
     k = budget(plan.reusable_tokens, settings.ratio) if policy.recomputes else 0
     chosen, deviation = _select(plan, stitched=stitched, policy=policy, k=k, signals=signals)
     engine.synchronize()
@@ -172,7 +173,7 @@ def fused_prefill(
         return engine.cut(stitched, segment.token_ids, start=segment.start)
 
     def stats() -> SelectionStats:
-        every = deviation
+        every = None if settings.deviation_sample < 1.0 else deviation
         if every is None and settings.measure_deviation and plan.reusable_tokens:
             every = signals.deviations(engine.stitch(placed, capacity=len(token_ids)))
         found = labelled & set(plan.reusable_positions)
@@ -182,6 +183,7 @@ def fused_prefill(
             reusable=plan.reusable_tokens,
             segments=_segments(positions[chosen]),
             captured_deviation=None if every is None else _share(every, chosen),
+            deviation_sample=None if deviation is None else settings.deviation_sample,
             recall=len(found & set(positions[chosen].tolist())) / len(found) if found else None,
         )
 

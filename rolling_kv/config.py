@@ -16,6 +16,22 @@ DEFAULT_RATIO = 0.1
 DEFAULT_CONDITIONING = "window:3"
 
 
+Pipeline = Literal["auto", "on", "off"]
+
+
+def require_sample(share: float) -> float:
+    """`share` when it is a number above 0, to 1.
+
+    Raises:
+        ConfigError
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
+        raise ConfigError(
+            f"deviation_sample is {share!r}; expected a number above 0, to 1 (all tokens), for example 0.25."
+        )
+    return float(share)
+
+
 def require_ratio(ratio: float) -> float:
     """`ratio` when it is a number from 0 to 1.
 
@@ -50,6 +66,10 @@ class SessionSettings(TypedDict, total=False):
         preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
             `wait`: a call computes what is missing, so that every answer is full prefill's. Default: `off`.
         selection_layer: the layer (0-based, at least 1) at which deviations are taken.
+        deviation_sample: the share of each document's tokens whose deviation is computed, above 0 to 1; the
+            others are taken to deviate like the nearest of these. 1, all, is the default.
+        pipeline: `on`: a layer's stored KV is loaded and moved while the layer before it is computed; `auto`:
+            on a GPU only. Answers are the same.
         anchor_rule, anchor_ratio: which tokens of each document stand for it when a policy probes the query
             over anchors (`qcfuse`), and how many of them, 0 to 1.
         store: a folder for KV, made when missing; None keeps KV in memory.
@@ -77,6 +97,8 @@ class SessionSettings(TypedDict, total=False):
     fresh_tail: int
     preroll: Literal["off", "auto", "wait"]
     selection_layer: int
+    deviation_sample: float
+    pipeline: Pipeline
     anchor_rule: Literal["kvzip", "knorm", "sink"]
     anchor_ratio: float
     store: str | Path | None
@@ -106,6 +128,8 @@ class SessionConfig(BaseModel):
     fresh_tail: int = 0
     preroll: Literal["off", "auto", "wait"] = "off"
     selection_layer: int = 1
+    deviation_sample: float = 1.0
+    pipeline: Pipeline = "auto"
     anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip"
     anchor_ratio: float = 0.1
     store: str | Path | None = None
@@ -122,6 +146,11 @@ class SessionConfig(BaseModel):
     @classmethod
     def _ratio(cls, value: float) -> float:
         return require_ratio(value)
+
+    @field_validator("deviation_sample", mode="before")
+    @classmethod
+    def _sample(cls, value: float) -> float:
+        return require_sample(value)
 
     @field_validator("policy")
     @classmethod

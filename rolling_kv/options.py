@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from rolling_kv.config import SessionConfig, require_ratio
+from rolling_kv.config import Pipeline, SessionConfig, require_ratio, require_sample
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
 
@@ -26,8 +26,8 @@ class PrefillOptions(TypedDict, total=False):
 
     Keys:
         answer_prefix: the answer begins with this text, which counts as prompt.
-        policy, ratio, selection_layer: instead of the session's, for this call; the policy `full-prefill`
-            gives the reference.
+        policy, ratio, selection_layer, deviation_sample, pipeline: instead of the session's, for this call;
+            the policy `full-prefill` gives the reference.
         labels: where the answer stands, (document id, first character, character after the last): the share
             of its tokens that was selected is reported as `recall`.
         measure_deviation: reports the captured deviation whatever the policy, by one more pass over all
@@ -38,6 +38,8 @@ class PrefillOptions(TypedDict, total=False):
     policy: str
     ratio: float
     selection_layer: int
+    deviation_sample: float
+    pipeline: Pipeline
     labels: Sequence[tuple[str, int, int]]
     measure_deviation: bool
 
@@ -68,6 +70,8 @@ class PrefillSettings:
     policy: Policy
     ratio: float
     selection_layer: int
+    deviation_sample: float = 1.0
+    pipeline: Pipeline = "auto"
     answer_prefix: str = ""
     labels: tuple[tuple[str, int, int], ...] = ()
     measure_deviation: bool = False
@@ -90,10 +94,22 @@ def prefill_settings(config: SessionConfig, options: PrefillOptions, *, layers: 
         raise ConfigError(
             f"labels is {labels!r}; expected (document id, first character, character after the last) each."
         )
+    policy = create_policy(options.get("policy", config.policy))
+    sample = require_sample(options.get("deviation_sample", config.deviation_sample))
+    if sample < 1.0 and any(need.signal == "gradual-deviation" for need in policy.needs):
+        raise ConfigError(
+            f"{policy.name} takes the deviation of all tokens and narrows them down itself, so it cannot be "
+            f"estimated from a sample. Leave out deviation_sample={sample:g}, or use token-topk."
+        )
+    pipeline = options.get("pipeline", config.pipeline)
+    if pipeline not in ("auto", "on", "off"):
+        raise ConfigError(f"pipeline is {pipeline!r}; expected auto, on or off.")
     return PrefillSettings(
-        policy=create_policy(options.get("policy", config.policy)),
+        policy=policy,
         ratio=require_ratio(options.get("ratio", config.ratio)),
         selection_layer=require_layer(options.get("selection_layer", config.selection_layer), layers=layers),
+        deviation_sample=sample,
+        pipeline=pipeline,
         answer_prefix=prefix,
         labels=tuple(labels),
         measure_deviation=options.get("measure_deviation", False),

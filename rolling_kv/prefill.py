@@ -82,6 +82,7 @@ class Prefiller:
             engine=self._engine,
             plan=plan,
             selection_layer=settings.selection_layer,
+            deviation_sample=settings.deviation_sample,
             anchors=lambda: self._placed_anchors(plan, kv, report),
             degraded=report.degraded.append,
         )

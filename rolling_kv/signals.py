@@ -13,6 +13,7 @@ from rolling_kv.engine.stitch import PlacedKV, StitchedKV
 from rolling_kv.errors import NumericsError
 from rolling_kv.plan import Plan
 from rolling_kv.policies.base import Need
+from rolling_kv.sampling import estimated, sampled_tokens
 
 # CacheBlend narrows its candidates over the first layers: (candidates a selected token, layers further down).
 _GRADUAL = ((4, 1), (2, 2), (1.5, 3))
@@ -24,6 +25,7 @@ class Signals:
 
     Args:
         selection_layer: where deviations are taken, 0-based.
+        deviation_sample: the share of each segment's tokens whose deviation is computed for a policy.
         anchors: gives the anchor tokens of every stored segment, at request positions.
         degraded: takes what could not be done as asked.
     """
@@ -33,6 +35,7 @@ class Signals:
     selection_layer: int
     anchors: Callable[[], Sequence[PlacedKV]]
     degraded: Callable[[str], None]
+    deviation_sample: float = 1.0
 
     def score(self, need: Need, *, stitched: StitchedKV, k: int) -> torch.Tensor:
         """The score of every reusable token, [N], float32, on the CPU.
@@ -58,7 +61,7 @@ class Signals:
 
     def _score(self, need: Need, *, stitched: StitchedKV, k: int) -> torch.Tensor:
         if need.signal == "deviation":
-            return self.deviations(stitched)
+            return self.deviations(stitched) if self.deviation_sample == 1.0 else self._estimated(stitched)
         if need.signal == "gradual-deviation":
             return self._gradual(stitched, k=k)
         if need.signal == "sink-deviation":
@@ -76,6 +79,17 @@ class Signals:
                 self.engine, stitched, query_ids, start=start, layers=layers, anchors=anchors
             )
         return mass.sum(0)[torch.tensor(self.plan.reusable_positions, device=mass.device)]
+
+    def _estimated(self, stitched: StitchedKV) -> torch.Tensor:
+        """d_i of a sample of every segment's tokens, and for the others an estimate.
+
+        At layer 1 those of the sample are exact, since layer 0's keys and values are the tokens' own; at a
+        deeper selection layer they have seen stored KV of the tokens that are not in the sample.
+        """
+        lengths = [len(segment.token_ids) for segment in self.plan.reusable]
+        sample = sampled_tokens(lengths, self.deviation_sample)
+        score = self._deviations_of(sample, stitched=stitched, layer=self.selection_layer)
+        return estimated(score[sample], lengths, self.deviation_sample)
 
     def _fill_uncached(self, stitched: StitchedKV, *, last_layer: int) -> None:
         """Computes documents without stored KV over the stitched context, for a query to find their keys."""

@@ -118,6 +118,38 @@ def curves(
     figure.savefig(path, dpi=130)
 
 
+def ttft_against_window(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """A line a side: the median time to first token over the tokens of the prompt, both axes logarithmic."""
+    figure, axes = subplots(1, 1, width=7.5, height=5.2)
+    panel = axes.flat[0]
+    for index, side in enumerate(dict.fromkeys(entry["side"] for entry in entries)):
+        own = [entry for entry in entries if entry["side"] == side]
+        medians = [entry["ttft"]["median"] for entry in own]
+        spread = [
+            [one - min(entry["ttft"]["all"]) for one, entry in zip(medians, own, strict=True)],
+            [max(entry["ttft"]["all"]) - one for one, entry in zip(medians, own, strict=True)],
+        ]
+        panel.errorbar(
+            [entry["prompt_tokens"] for entry in own],
+            medians,
+            yerr=spread,
+            marker="os^vD*"[index % 6],
+            color="black" if side == "full-prefill" else f"C{index % 10}",
+            linestyle="-" if index < 10 else "--",
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label=side,
+        )
+    panel.set(
+        xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="time to first token, seconds"
+    )
+    panel.grid(alpha=0.3, which="both")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
 def require_plots() -> None:
     """Fails early where plots cannot be made.
 

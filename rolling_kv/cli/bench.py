@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from rolling_kv.cli.bench_frontier import frontier
+from rolling_kv.cli.bench_ttft import ttft
 from rolling_kv.cli.model import about, loaded, parse_layers
 from rolling_kv.cli.options import (
     DeviceOption,
@@ -25,8 +26,11 @@ from rolling_kv.policies import POLICIES
 from rolling_kv.window import parse_conditioning
 from rolling_kv.workloads import LABELLED
 
-app = typer.Typer(help="Measures on this machine: policies, the frontier.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measures on this machine: policies, the frontier, time to first token.", no_args_is_help=True
+)
 app.command()(frontier)
+app.command()(ttft)
 
 
 @app.command()

@@ -111,7 +111,7 @@ def replay(
     Every arm goes through every order from an empty store. Variation: the share of pairs of orders whose
     answers differ. Fidelity: the share of answers that are full prefill's, token by token.
     """
-    from rolling_kv.replay.arms import parse_arms
+    from rolling_kv.bench.arms import parse_arms
     from rolling_kv.replay.orders import parse_orders
     from rolling_kv.replay.report import summarise, write_report
     from rolling_kv.replay.runner import ReplayRun

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
+from rolling_kv.engine.ahead import Ahead
 from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.kernels import key_deviation, scatter_rows
@@ -68,6 +69,7 @@ class TransformersHost:
         self._model = model
         self.token_layers = 0  # tokens that passes began with, times the layers that the passes go through
         self._turns = Turns()
+        self._ahead = Ahead(self.device)
         self._cache_argument = (
             "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         )
@@ -93,6 +95,16 @@ class TransformersHost:
         return frozenset(token for token in ids if token is not None)
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the keys and values of a token, in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model's parameters, those that are shared once."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+
+    @property
     def wanted(self) -> bool:
         """Whether somebody waits for a pass to end."""
         return self._turns.wanted
@@ -108,9 +120,14 @@ class TransformersHost:
         *,
         capacity: int,
         packed: bool = False,
+        ahead: bool = False,
         clock: Clock = time.perf_counter,
     ) -> StitchedKV:
-        """The stored segments at their request positions, in buffers of `capacity` slots."""
+        """The stored segments at their request positions, in buffers of `capacity` slots.
+
+        Args:
+            ahead: a layer is filled while the one before it is computed.
+        """
         return StitchedKV(
             placed,
             capacity=capacity,
@@ -120,6 +137,7 @@ class TransformersHost:
             dtype=self.dtype,
             device=self.device,
             packed=packed,
+            ahead=self._ahead if ahead else None,
             clock=clock,
         )
 

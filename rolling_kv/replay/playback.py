@@ -11,11 +11,11 @@ import numpy as np
 import xxhash
 
 from rolling_kv.answer import Answer
+from rolling_kv.bench.arms import Arm
 from rolling_kv.config import session_config
 from rolling_kv.errors import ConfigError, TraceMismatchError
 from rolling_kv.hooks import Fused, TokenChosen
 from rolling_kv.policies import create_policy
-from rolling_kv.replay.arms import Arm
 from rolling_kv.replay.history import DECIDED, History, HistoryRequest, Question, Shown, content_of
 from rolling_kv.replay.trace.lines import tokens_digest
 from rolling_kv.session import RollingSession

@@ -26,9 +26,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pytest_rolling_kv import MARKER, REPLAY
+from rolling_kv.bench.arms import SESSION, parse_arms
 from rolling_kv.errors import ConfigError, RollingKVError
 from rolling_kv.hooks import observe_sessions
-from rolling_kv.replay.arms import SESSION, parse_arms
 from rolling_kv.replay.groups import differing
 from rolling_kv.replay.history import History, history_of_traces
 from rolling_kv.replay.orders import Order, parse_orders

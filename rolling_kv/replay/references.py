@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rolling_kv.bench.arms import Arm
 from rolling_kv.bench.fidelity import Reference
 from rolling_kv.bench.rows import Rows
-from rolling_kv.replay.arms import Arm
 from rolling_kv.replay.history import History, HistoryRequest
 from rolling_kv.replay.playback import Playback, Played
 from rolling_kv.replay.rows import ReferenceRow

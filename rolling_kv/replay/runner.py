@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rolling_kv.bench.arms import Arm
 from rolling_kv.bench.conditions import conditions
 from rolling_kv.bench.fidelity import Reference, compare
+from rolling_kv.bench.remaining import Remaining
 from rolling_kv.bench.rows import Rows
 from rolling_kv.errors import BenchError
-from rolling_kv.replay.arms import Arm
 from rolling_kv.replay.history import History, HistoryRequest
 from rolling_kv.replay.orders import Order
 from rolling_kv.replay.playback import Playback, Played, Protocol
 from rolling_kv.replay.references import FULL_PREFILL, References
-from rolling_kv.replay.remaining import Remaining
 from rolling_kv.replay.rows import ReferenceRow, ReplayRow
 from rolling_kv.replay.runs import REPEAT, RESET
 from rolling_kv.replay.trace.lines import tokens_digest

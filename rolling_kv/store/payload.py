@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from rolling_kv.errors import CorruptPayloadError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.store.lineage import LINEAGE_VERSION, Lineage
+from rolling_kv.store.mapping import map_tensors
 
 _HEADER = "rolling_kv"
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' own bound
@@ -119,18 +119,15 @@ def read_origin(path: Path) -> dict[str, Any]:
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
-        path.open("rb").close()  # a failure of the system is no damage, and safetensors blurs the two
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
-            found = {key: header[key] for key in ("key", "lineage", "checksum")}
-            tensors = {name: file.get_tensor(name) for name in ("k", "v", "token_ids")}
+        metadata, tensors = map_tensors(path)
+        header = json.loads(metadata[_HEADER])
+        found = {key: header[key] for key in ("key", "lineage", "checksum")}
+        tensors = {name: tensors[name] for name in ("k", "v", "token_ids")}
         if found["lineage"]["version"] != LINEAGE_VERSION:
             raise CorruptPayloadError(f"{path.name} was written by a release of another format")
         return found, tensors
-    except (SafetensorError, IsADirectoryError, KeyError, TypeError, ValueError) as error:
+    except (IsADirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
-    except RuntimeError as error:  # torch's, when memory cannot be mapped
-        raise OSError(f"{path.name} cannot be mapped: {error}") from error
 
 
 def _require_checksum(

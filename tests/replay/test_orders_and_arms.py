@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolling_kv.bench.arms import Arm, parse_arm, parse_arms
+from rolling_kv.bench.remaining import Remaining
 from rolling_kv.errors import (
     ConfigError,
     InvalidRatioError,
     UnknownConditioningError,
     UnknownPolicyError,
 )
-from rolling_kv.replay.arms import Arm, parse_arm, parse_arms
 from rolling_kv.replay.orders import Order, parse_orders
-from rolling_kv.replay.remaining import Remaining
 
 
 def test_a_number_of_orders_is_chronological_reversed_and_random() -> None:

@@ -13,6 +13,7 @@ import torch
 import xxhash
 
 from rolling_kv import RollingSession
+from rolling_kv.bench.arms import parse_arms
 from rolling_kv.bench.fidelity import Reference, compare
 from rolling_kv.config import session_config
 from rolling_kv.engine.host import TransformersHost
@@ -25,7 +26,6 @@ from rolling_kv.errors import (
     TraceTextError,
 )
 from rolling_kv.hooks import Answered, Planned, observe_sessions
-from rolling_kv.replay.arms import parse_arms
 from rolling_kv.replay.history import History, history_of_requests, history_of_traces
 from rolling_kv.replay.orders import parse_orders
 from rolling_kv.replay.playback import Playback

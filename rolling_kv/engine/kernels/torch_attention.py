@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rolling_kv.engine.kernels.torch_staircase import staircase_attention
+
 _BLOCK_ROWS = 256
 
 
@@ -22,8 +24,9 @@ def sparse_row_attention(
 ) -> torch.Tensor:
     """Attention of the rows at positions `rows` over keys at `positions`; causal by position.
 
-    A row at position p sees key j when j <= p and, with a sliding window w, p - j < w. Rows are taken in
-    blocks, and a block reads only the keys between the first and the last that one of its rows sees.
+    A row at position p sees key j when j <= p and, with a sliding window w, p - j < w. Rows that are the
+    last of the keys take torch's causal attention, other rows on a CPU `torch_staircase.py`, and what has
+    more terms a mask for every block of rows.
 
     Args:
         query: [1, heads, rows, head_dim].
@@ -40,13 +43,17 @@ def sparse_row_attention(
     """
     row_count, key_count = query.shape[2], key.shape[2]
     plain = softcap is None and sinks is None
-    dense = positions is None
     keys = torch.arange(key_count, device=key.device) if positions is None else positions
-    slides = sliding_window is not None and (not dense or sliding_window < key_count)
-    if plain and dense and row_count == key_count and row_count > 1 and not slides:
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
+    slides = sliding_window is not None and (positions is not None or sliding_window < key_count)
+    if plain and not slides:
+        counts = torch.searchsorted(keys, rows, right=True)
+        unseen = key_count - row_count  # keys before the first row, when rows are the last of the keys
+        if row_count > 4 * unseen and torch.equal(
+            counts, torch.arange(unseen + 1, key_count + 1, device=keys.device)
+        ):
+            return _causal(query, key, value, scaling)
+        if query.device.type == "cpu":
+            return staircase_attention(query, key, value, counts=counts, scaling=scaling)
     out = torch.empty_like(query)
     for start in range(0, row_count, _BLOCK_ROWS):
         block = slice(start, min(start + _BLOCK_ROWS, row_count))
@@ -101,6 +108,14 @@ def group_weights(
         return scores.softmax(-1)
     sink = sinks.float()[:, None, None].expand(group, rows, 1)
     return torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Causal attention of rows that are the last of the keys; the few rows before them are made up."""
+    before = key.shape[2] - query.shape[2]
+    padded = F.pad(query, (0, 0, before, 0)) if before else query
+    out = F.scaled_dot_product_attention(padded, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return out[:, :, before:]
 
 
 def _grouped(

@@ -31,12 +31,26 @@ def remap_keys(
         `out`. Where the difference is 0, the same bits as in `stored`.
     """
     taken = stored if tokens is None else stored[:, tokens]
+    if slots is not None and out is not None:
+        return out.index_copy_(1, slots, remap_keys(taken, cos, sin, interleaved=interleaved))
     half = cos.shape[-1]
-    turned, rest = taken[..., : 2 * half].float(), taken[..., 2 * half :]
-    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
-    pairs = (first * cos - second * sin, second * cos + first * sin)
-    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
-    moved = torch.cat((turned.to(stored.dtype), rest), dim=-1)
-    if out is None:
-        return moved
-    return out.index_copy_(1, slots, moved) if slots is not None else out.copy_(moved)
+    out = torch.empty_like(taken) if out is None else out
+    target = out if out.dtype == torch.float32 else torch.empty(taken.shape, device=out.device)
+    _rotate(taken[..., : 2 * half].float(), cos, sin, out=target[..., : 2 * half], interleaved=interleaved)
+    if target is not out:
+        out[..., : 2 * half] = target[..., : 2 * half]
+    out[..., 2 * half :] = taken[..., 2 * half :]
+    return out
+
+
+def _rotate(
+    keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, out: torch.Tensor, interleaved: bool
+) -> None:
+    """Pairs of `keys` turned into those of `out`, a different tensor, without one for what is in between."""
+    half = cos.shape[-1]
+    first, second = ((slice(0, None, 2), slice(1, None, 2)), (slice(0, half), slice(half, None)))[
+        not interleaved
+    ]
+    x, y = keys[..., first], keys[..., second]
+    torch.mul(x, cos, out=out[..., first]).addcmul_(y, sin, value=-1)
+    torch.mul(y, cos, out=out[..., second]).addcmul_(x, sin)
