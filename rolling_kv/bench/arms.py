@@ -1,4 +1,4 @@
-"""Arms: the ways to answer that a replay compares, as `policy[@ratio][:conditioning]`."""
+"""Arms: the ways to answer that measurements compare, as `policy[@ratio][:conditioning]`."""
 
 from __future__ import annotations
 

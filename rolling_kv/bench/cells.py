@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rolling_kv.bench.arms import parse_arm
 from rolling_kv.bench.fidelity import Arm
-from rolling_kv.config import require_ratio
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
-from rolling_kv.window import parse_conditioning, parse_eviction
+from rolling_kv.window import parse_eviction
 
-_CELL = re.compile(
-    r"(?P<policy>(?:sink-repair:)?[a-z-]+)(?:@(?P<ratio>\d*\.?\d+(?:e-\d+)?))?:(?P<conditioning>[a-z-]+(?::\d+)?)"
-    r"(?P<marks>(?:\+[a-z]+\d*)*)"
-)
 _EXPECTED = (
     "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated, with +packed or +tail1 "
     "behind it for packed positions or a fresh tail of one document; or batch:<documents>, or preroll"
@@ -79,7 +75,8 @@ class Cell:
     def name(self) -> str:
         if self.setting.batch or self.setting.preroll:
             return self.setting.name
-        return f"{self.arm.policy}@{self.arm.ratio:g}:{self.setting.name}"
+        share = f"@{self.arm.ratio:g}" if create_policy(self.arm.policy).recomputes else ""
+        return f"{self.arm.policy}{share}:{self.setting.name}"
 
 
 def parse_cell(text: str) -> Cell:
@@ -93,26 +90,21 @@ def parse_cell(text: str) -> Cell:
         return Cell(Setting("isolated", preroll=True), nothing)
     if text.startswith("batch:"):
         return Cell(Setting("full", batch=parse_eviction(text)), nothing)
-    match = _CELL.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"The cell is {text!r}; {_EXPECTED}.")
-    marks = match["marks"].split("+")[1:]
+    base, *marks = text.split("+")
     tails = [int(mark[4:]) for mark in marks if re.fullmatch(r"tail[1-9]\d*", mark)]
     if len(tails) + marks.count("packed") != len(marks) or len(tails) > 1 or marks.count("packed") > 1:
         raise ConfigError(f"The cell is {text!r}; {_EXPECTED}.")
-    policy = create_policy(match["policy"])
-    if not policy.reuses:
-        raise ConfigError(f"The cell is {text!r}; full prefill is what every cell is compared with.")
-    if policy.recomputes and match["ratio"] is None:
-        raise ConfigError(f"The cell is {text!r}, without a ratio; {_EXPECTED}.")
-    ratio = require_ratio(float(match["ratio"])) if policy.recomputes else 0.0
-    return _cell(
-        match["policy"],
-        ratio,
-        conditioning=parse_conditioning(match["conditioning"]).name,
+    arm = parse_arm(base)
+    if arm.policy is None or arm.conditioning is None:
+        raise ConfigError(f"The cell is {text!r}, and every cell is compared with full prefill; {_EXPECTED}.")
+    needs = create_policy(arm.policy).needs
+    setting = Setting(
+        arm.conditioning,
         positions="packed" if "packed" in marks else "true",
         fresh_tail=sum(tails),
+        anchors=any(need.signal == "anchors" for need in needs),
     )
+    return Cell(setting, Arm(arm.policy, arm.ratio or 0.0))
 
 
 def grid(*, conditionings: Sequence[str], policies: Sequence[str], ratios: Sequence[float]) -> list[Cell]:
@@ -120,17 +112,6 @@ def grid(*, conditionings: Sequence[str], policies: Sequence[str], ratios: Seque
     cells = []
     for conditioning in conditionings:
         for policy in policies:
-            own = ratios if create_policy(policy).recomputes else (0.0,)
-            cells += [parse_cell(f"{policy}@{ratio:g}:{conditioning}") for ratio in own]
+            shares = [f"@{ratio:g}" for ratio in ratios] if create_policy(policy).recomputes else [""]
+            cells += [parse_cell(f"{policy}{share}:{conditioning}") for share in shares]
     return list(dict.fromkeys(cells))
-
-
-def _cell(policy: str, ratio: float, *, conditioning: str, positions: str, fresh_tail: int) -> Cell:
-    needs = create_policy(policy).needs
-    setting = Setting(
-        conditioning,
-        positions=positions,
-        fresh_tail=fresh_tail,
-        anchors=any(need.signal == "anchors" for need in needs),
-    )
-    return Cell(setting, Arm(policy, ratio))

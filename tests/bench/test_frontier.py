@@ -40,13 +40,13 @@ def silent(done: int, total: int) -> None:
 
 @pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2"])
 def test_a_cell_is_read_as_it_is_written(text: str) -> None:
-    assert parse_cell(text).name == text.replace("direct-reuse:", "direct-reuse@0:")
+    assert parse_cell(text).name == text
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "epic", "epic@0.1", "epic:isolated", "epic@2:isolated", "nothing@0.1:isolated", "batch:x"),
+        *("", "epic@2:isolated", "nothing@0.1:isolated", "batch:x", "session", "direct-reuse@0.1:isolated"),
         *("epic@0.1:window", "epic@0.1:isolated+packed+packed", "epic@0.1:isolated+tail0", "batch:0"),
         *("full-prefill:isolated", "epic@0.1:isolated+loose", "epic@0.1.2:isolated"),
     ],
@@ -61,8 +61,8 @@ def test_a_grid_is_every_combination_once() -> None:
         conditionings=("isolated", "window:3+packed"), policies=("epic", "direct-reuse"), ratios=(0.05, 0.1)
     )
     assert [cell.name for cell in cells] == [
-        *("epic@0.05:isolated", "epic@0.1:isolated", "direct-reuse@0:isolated"),
-        *("epic@0.05:window:3+packed", "epic@0.1:window:3+packed", "direct-reuse@0:window:3+packed"),
+        *("epic@0.05:isolated", "epic@0.1:isolated", "direct-reuse:isolated"),
+        *("epic@0.05:window:3+packed", "epic@0.1:window:3+packed", "direct-reuse:window:3+packed"),
     ]
 
 
@@ -75,17 +75,17 @@ def rows(llama_engine: TransformersHost, tmp_path_factory: pytest.TempPathFactor
 def test_computation_is_counted(rows: list[dict[str, Any]]) -> None:
     """In documents, which are of one length but for a token or two: the instruction and query are apart."""
     entries = {entry["cell"]: entry for entry in summarise(rows)}
-    document = entries["direct-reuse@0:isolated"]["work"]["append"]
+    document = entries["direct-reuse:isolated"]["work"]["append"]
     assert document == pytest.approx(1 / 5, abs=0.07)
 
     def documents(cell: str, part: str) -> float:
         return float(entries[cell]["work"][part] / document)
 
-    query = entries["direct-reuse@0:isolated"]["work"]["ask"]
+    query = entries["direct-reuse:isolated"]["work"]["ask"]
     assert 0 < query < document * 2.5
-    assert documents("direct-reuse@0:isolated", "slide") == 0
-    assert documents("direct-reuse@0:stream:2", "slide") == 0
-    assert documents("direct-reuse@0:stream:2", "append") == pytest.approx(3, rel=0.1)
+    assert documents("direct-reuse:isolated", "slide") == 0
+    assert documents("direct-reuse:stream:2", "slide") == 0
+    assert documents("direct-reuse:stream:2", "append") == pytest.approx(3, rel=0.1)
     assert documents("document-aligned@0.2:window:2", "slide") == pytest.approx(2, rel=0.1)
     assert documents("document-aligned@0.2:window:2", "append") == pytest.approx(3, rel=0.1)
     assert entries["token-topk@1:isolated"]["work"]["ask"] == pytest.approx(1, rel=0.1), "everything anew"
@@ -105,7 +105,7 @@ def test_exact_cells_agree(rows: list[dict[str, Any]]) -> None:
         if entry["cell"] in ("token-topk@1:isolated", "batch:3", "preroll"):
             assert entry["answer_agreement"]["share"] == 1.0, entry["cell"]
             assert entry["kl"] == pytest.approx(0, abs=1e-6)
-        elif entry["cell"] == "direct-reuse@0:isolated":
+        elif entry["cell"] == "direct-reuse:isolated":
             assert entry["kl"] > 1e-3
 
 
