@@ -23,6 +23,7 @@ def test_the_names_are_these() -> None:
         "multi-query",
         "multi-value",
         "needle",
+        "rolling-needle",
         "variable-tracking",
     ]
     with pytest.raises(
@@ -52,7 +53,7 @@ def test_the_spans_are_what_is_expected(name: str, seed: int, documents: int) ->
             assert labelled[0].endswith(request.expected)
         elif name in ("multi-query", "multi-value"):
             assert " and ".join(fact.rpartition(" is ")[2] for fact in labelled) == request.expected
-        elif name == "needle":
+        elif name in ("needle", "rolling-needle"):
             assert labelled[0].endswith(f" is {request.expected}")
         else:
             assert labelled == [request.expected]

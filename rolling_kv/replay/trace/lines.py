@@ -143,6 +143,7 @@ class SelectionLine(_Line):
     segments: int
     captured_deviation: float | None
     recall: float | None
+    deviation_sample: float | None
     runs: tuple[tuple[int, int], ...]
 
 
