@@ -14,6 +14,7 @@ from rolling_kv.window import parse_conditioning, parse_eviction
 DEFAULT_POLICY = "document-aligned"
 DEFAULT_RATIO = 0.1
 DEFAULT_CONDITIONING = "window:3"
+DEFAULT_NAMESPACE = "default"
 
 
 Pipeline = Literal["auto", "on", "off"]
@@ -133,7 +134,7 @@ class SessionConfig(BaseModel):
     anchor_rule: Literal["kvzip", "knorm", "sink"] = "kvzip"
     anchor_ratio: float = 0.1
     store: str | Path | None = None
-    namespace: str = "default"
+    namespace: str = DEFAULT_NAMESPACE
     quota: int | None = None
     ttl: float | None = None
     memory_limit: int | None = None

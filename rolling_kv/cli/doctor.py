@@ -23,7 +23,11 @@ from rolling_kv.errors import RollingKVError
 
 Status = Literal["ok", "missing", "failed"]
 
-_EXTRAS = {"langchain": "LangChain agents", "sglang": "servers", "bench": "measurements: bench and profile"}
+_EXTRAS = {
+    "langchain": "LangChain agents",
+    "sglang": "servers",
+    "bench": "measurements: bench, profile and replay",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,14 @@ def replay(
         Path | None,
         typer.Option(help="A folder for rows, report and plots; a run that was stopped goes on there."),
     ] = None,
+    differences: Annotated[
+        bool,
+        typer.Option(
+            "--differences",
+            help="Also print every request whose answer differs, with where its orders part. JSON has them "
+            "anyway.",
+        ),
+    ] = False,
     max_variation: Annotated[
         float | None, typer.Option(help="Exit code 3 when more of an arm's answers differ between orders.")
     ] = None,
@@ -140,8 +148,9 @@ def replay(
         protocol=protocol.value,
         controls=tuple(dict.fromkeys(one.value for one in control or ())),
     )
-    if max_variation is not None and len(run.orders) < 2:
-        raise ConfigError("--max-variation compares orders, and there is one; give --orders 2 or more.")
+    for name, wanted in (("--max-variation", max_variation is not None), ("--differences", differences)):
+        if wanted and len(run.orders) < 2:
+            raise ConfigError(f"{name} compares orders, and there is one; give --orders 2 or more.")
     with progress_bar() as progress:
         name = model or (history.model.name if history.model is not None else "demo")
         engine = loaded(name, dtype=dtype, device=device, progress=progress)
@@ -160,7 +169,7 @@ def replay(
     if as_json:
         print_json(report.to_dict() | {"failed": failed})
     else:
-        _show(report, out)
+        _show(report, out, differences=differences)
     for problem in failed:
         errors.print(f"failed: {problem}", style="red", highlight=False, markup=False)
     if failed:
@@ -229,10 +238,12 @@ def _require_extras(out: Path | None) -> None:
     """Says what is missing before anything is computed."""
     from rolling_kv.bench.plots import require_plots
     from rolling_kv.bench.statistics import require_statistics
+    from rolling_kv.replay.page import require_page
 
     require_statistics()
     if out is not None:
         require_plots()
+        require_page()
 
 
 def _described(history: History, run: ReplayRun) -> dict[str, Any]:
@@ -270,11 +281,14 @@ def _failed(
     return problems
 
 
-def _show(report: ReplayReport, out: Path | None) -> None:
-    from rolling_kv.replay.report import notes, table
+def _show(report: ReplayReport, out: Path | None, *, differences: bool) -> None:
+    from rolling_kv.replay.report import details, notes, table
 
     results.print(table(report))
     for note in notes(report):
         results.print(note, highlight=False, markup=False)
+    if differences:
+        lines = list(details(report)) or ["No answer differs between orders."]
+        results.print("\n".join(lines), highlight=False, markup=False, emoji=False, soft_wrap=True)
     if out is not None:
         results.print(f"Written to {out}: report.html, report.json, rows.jsonl and plots.", highlight=False)

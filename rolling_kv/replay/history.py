@@ -63,6 +63,11 @@ class HistoryRequest:
     prompt_digest: str | None = None
     guided: bool = False
 
+    @property
+    def sampled(self) -> bool:
+        """Whether its answer was sampled; a replay draws with the seed that was recorded."""
+        return bool(self.question.options.get("temperature"))
+
 
 @dataclass(frozen=True, slots=True)
 class History:

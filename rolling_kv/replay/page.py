@@ -19,18 +19,28 @@ SHOWN_REQUESTS = 50
 """Of one arm, with their answers in full; report.json has all."""
 
 
+def require_page() -> None:
+    """Fails early where the page cannot be made.
+
+    Raises:
+        MissingExtraError
+    """
+    try:
+        import jinja2  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise MissingExtraError(
+            "The report page needs jinja2, which is not installed. Run: pip install 'rolling-kv[bench]'"
+        ) from error
+
+
 def page(report: ReplayReport) -> str:
     """The report, as HTML. Texts of answers and documents are escaped: they are anybody's.
 
     Raises:
         MissingExtraError
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise MissingExtraError(
-            "The report page needs jinja2, which is not installed. Run: pip install 'rolling-kv[bench]'"
-        ) from error
+    require_page()
+    from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

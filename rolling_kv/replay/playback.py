@@ -208,7 +208,8 @@ def _settings(history: History, arm: Arm) -> dict[str, Any]:
     if arm.policy is None and history.settings is None:
         raise ConfigError(
             f"The arm 'session' takes the settings that were recorded, and {history.source} holds "
-            "none, or several that differ. Name a policy instead, for example document-aligned:window:3."
+            "none, or several that differ. Replay one session's trace alone, or name a policy instead, for "
+            "example document-aligned:window:3."
         )
     settings = {**(history.settings or {}), **arm.settings()}
     policy = create_policy(str(settings["policy"]))

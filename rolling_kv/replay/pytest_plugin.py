@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pytest_rolling_kv import MARKER, REPLAY
 from rolling_kv.bench.arms import SESSION, parse_arms
+from rolling_kv.config import DEFAULT_NAMESPACE
 from rolling_kv.errors import ConfigError, RollingKVError
 from rolling_kv.hooks import observe_sessions
 from rolling_kv.replay.groups import differing
@@ -85,6 +86,14 @@ class Recorded:
     path: Path
     engine: TransformersHost
     config: SessionConfig
+
+    @property
+    def about(self) -> str:
+        """Which one it is; chat models name a namespace after the agent's thread."""
+        parts = [self.engine.name, self.config.policy, self.config.conditioning]
+        if self.config.namespace != DEFAULT_NAMESPACE:
+            parts.append(self.config.namespace)
+        return ", ".join(parts)
 
     def history(self) -> History | None:
         """What it was asked; None when that is nothing."""
@@ -148,7 +157,7 @@ class RollingReplay:
                 "There is nothing to replay. Sessions of rolling_kv that the test opened: "
                 f"{len(self._recorded)}; their answered requests: {sum(len(one) for _, one in asked)}. An "
                 "order needs at least two requests to one session, which the test or its function-scoped "
-                "fixtures open."
+                "fixtures open: sessions that were open before it are not recorded."
             ]
         return [problem for one, history in ordered if (problem := self._problem(one, history))]
 
@@ -159,7 +168,8 @@ class RollingReplay:
         replayed = replay(recorded.engine, history, run)
         runs = runs_of(replayed.references, replayed.rows)
         rows = runs.rows(SESSION)
-        for reason in sorted({reason for row in rows for reason in row.degraded}):
+        reasons = sorted({reason for row in rows for reason in row.degraded})
+        for reason in reasons:
             warnings.warn(f"The replay did not run as asked: {reason}", stacklevel=2)
         pairs = [pair for _, found in runs.pairs(SESSION) for pair in found]
         differ = sum(one.token_ids != other.token_ids for one, other in pairs)
@@ -170,6 +180,13 @@ class RollingReplay:
                 f"({differ / len(pairs):.3f}; max_variation={self.options.max_variation:g})."
             )
             lines += _partings(runs)
+            sampled = sum(request.sampled for request in history.requests)
+            if sampled:
+                lines.append(
+                    f"{sampled} of {len(history)} requests were sampled, and are again, each with its "
+                    "recorded seed: one draw of many is compared, and there margins do not tell a tie from "
+                    "history."
+                )
         faithful = sum(is_faithful(row, runs.references[row.request]) for row in rows)
         if self.options.min_fidelity is not None and faithful / len(rows) < self.options.min_fidelity:
             lines.append(
@@ -178,10 +195,11 @@ class RollingReplay:
             )
         if not lines:
             return ""
-        config = recorded.config
-        about = f"{recorded.engine.name}, {config.policy}, {config.conditioning}"
+        lines += [f"The replay did not run as asked: {reason}" for reason in reasons]
         names = ", ".join(order.name for order in orders)
-        return "\n".join((f"A session ({about}), {len(history)} requests in the orders {names}:", *lines))
+        return "\n".join(
+            (f"A session ({recorded.about}), {len(history)} requests in the orders {names}:", *lines)
+        )
 
 
 def _orders(names: tuple[str, ...], *, requests: int) -> tuple[Order, ...]:

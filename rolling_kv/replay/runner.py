@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]
 """Called with how many answers are there, of how many, and what comes next."""
 Control = Literal["repeat", "reset"]
+UNGUIDED = (
+    "Decoded without the guide (a grammar, for example) that it was recorded with: orders are compared by "
+    "another answer than the agent got."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +243,7 @@ def _row(
     kl: float,
 ) -> ReplayRow:
     answer, trace, usage = played.answer, played.answer.trace, played.answer.usage
-    unguided = ("Decoded without the guide that it was recorded with.",) if request.guided else ()
+    unguided = (UNGUIDED,) if request.guided else ()
     return ReplayRow(
         arm=arm.name,
         order=order.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -40,7 +41,20 @@ def test_a_workload_is_replayed_and_bounds_decide_the_exit_code(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [
-        *("--model", llama_folder, "--window", 3, "--requests", 3, "--orders", 3, "--max-new-tokens", 3),
+        *(
+            "--model",
+            llama_folder,
+            "--window",
+            3,
+            "--requests",
+            3,
+            "--orders",
+            3,
+            "--max-new-tokens",
+            6,
+            "--seed",
+            2,
+        ),
         *("--out", tmp_path / "out", "--control", "repeat"),
     ]
     arms = f"{CONTRACT},full-prefill"
@@ -50,7 +64,8 @@ def test_a_workload_is_replayed_and_bounds_decide_the_exit_code(
     assert report["failed"] == []
     assert report["settings"]["orders"]["reversed"] == [2, 1, 0]
     assert (tmp_path / "out" / "report.html").exists()
-    code = run(monkeypatch, *arguments, "--arms", f"{HISTORICAL},full-prefill", "--min-fidelity", 1.0)
+    arms = f"{HISTORICAL},full-prefill"
+    code = run(monkeypatch, *arguments, "--arms", arms, "--min-fidelity", 1.0, "--differences")
     shown = capsys.readouterr()
     below = [line for line in shown.err.splitlines() if line.startswith("failed: ")]
     rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()[1:]]
@@ -66,20 +81,30 @@ def test_a_workload_is_replayed_and_bounds_decide_the_exit_code(
     assert wrong
     assert len(below) == len(wrong)
     assert all(line.startswith(f"failed: {HISTORICAL}, ") for line in below)
+    answers: dict[int, set[tuple[int, ...]]] = {}
+    for row in rows:
+        if row.get("arm") == HISTORICAL and row["order"] != "repeat":
+            answers.setdefault(row["request"], set()).add(tuple(row["token_ids"]))
+    differing = [request for request in sorted(answers) if len(answers[request]) > 1]
+    told = re.findall(rf"^{HISTORICAL}, request (\d+):$", shown.out, re.MULTILINE)
+    assert list(map(int, told)) == differing != []
+    assert shown.out.count("; the answers part at token ") == sum(len(one) - 1 for one in answers.values())
 
 
 def test_a_trace_is_replayed_under_its_own_settings(
     llama_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, trace, "--max-variation", 0, "--orders", 3, "--json") == 0
+    assert run(monkeypatch, trace, "--max-variation", 0, "--orders", 3, "--json", "--differences") == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report["arms"]) == ["session"]
     assert report["requests"] == 4
     assert report["settings"]["model"]["name"] == str(llama_folder)
     cut = trace.with_name("cut.jsonl")
     cut.write_bytes(trace.read_bytes()[:-9])
-    assert run(monkeypatch, cut, "--requests", 2, "--orders", "1") == 0
-    assert "the last line was cut off" in capsys.readouterr().err
+    assert run(monkeypatch, cut, "--requests", 2, "--orders", "2", "--differences") == 0
+    shown = capsys.readouterr()
+    assert "the last line was cut off" in shown.err
+    assert "No answer differs between orders." in shown.out
 
 
 def test_a_file_of_requests_is_a_workload(
@@ -103,6 +128,7 @@ def test_a_file_of_requests_is_a_workload(
         (["--arms", "session"], "The arm 'session' takes the settings that were recorded"),
         (["--orders", "sideways"], "Unknown order 'sideways'"),
         (["--orders", "1", "--max-variation", "0"], "--max-variation compares orders, and there is one"),
+        (["--orders", "1", "--differences"], "--differences compares orders, and there is one"),
         (["--max-variation", "2"], "--max-variation is 2; expected a share"),
         (["--min-fidelity", "-1"], "--min-fidelity is -1; expected a share"),
         (["--ratio", "7"], "ratio is 7.0"),
@@ -139,3 +165,18 @@ def test_another_model_than_the_trace_was_recorded_with_is_refused(
     capsys.readouterr()
     assert run(monkeypatch, trace, "--model", tmp_path) == 1
     assert "TraceMismatchError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib", "scipy"])
+def test_a_missing_extra_is_named_before_anything_is_computed(
+    llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setitem(sys.modules, f"{missing}.stats", None)
+    assert run(monkeypatch, "--model", llama_folder, "--out", tmp_path / "out") == 1
+    assert f"need {missing}" in " ".join(capsys.readouterr().err.replace("needs", "need").split())
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -79,3 +80,22 @@ def test_langchain_agent_goes_on_after_a_restart(run: Callable[..., str]) -> Non
     total, kept, _ = map(int, accounts[4])
     assert total > int(accounts[3][0]), "the conversation went on"
     assert kept > 0.6 * total, "from disk"
+
+
+def test_determinism_check(run: Callable[..., str], tmp_path: Path) -> None:
+    """The control shows that the check can find what it looks for."""
+    out = tmp_path / "out"
+    printed = run("determinism_check.py", "--window", "4", "--requests", "4", "--out", str(out))
+    accounts = re.findall(
+        r"^request \d: .* \((\d+) of (\d+) prompt tokens were reused\)$", printed, re.MULTILINE
+    )
+    assert len(accounts) == 4
+    assert all(int(kept) > 0.5 * int(total) for kept, total in accounts)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    session, control = report["arms"].values()
+    assert session["variation"]["hits"] == 0
+    assert control["variation"]["hits"] > 0
+    assert "history: their KV differs first at layer" in printed
+    assert (out / "report.html").exists()
+    with pytest.raises(SystemExit):
+        run("determinism_check.py", "--out", str(out))

@@ -30,7 +30,7 @@ from rolling_kv.replay.history import History, history_of_requests, history_of_t
 from rolling_kv.replay.orders import parse_orders
 from rolling_kv.replay.playback import Playback
 from rolling_kv.replay.rows import ReplayRow, kv_grid
-from rolling_kv.replay.runner import Replayed, ReplayRun, replay
+from rolling_kv.replay.runner import UNGUIDED, Replayed, ReplayRun, replay
 from rolling_kv.replay.trace import read_trace, record_sessions
 from rolling_kv.store.memory import MemoryStore
 from rolling_kv.window import ConversationLayout
@@ -476,5 +476,5 @@ def test_an_answer_that_was_kept_to_a_form_is_replayed_without_it_and_says_so(
     result = replay(
         llama_engine, history_of_traces([read_trace(path)]), run_of("session", orders="1", count=1)
     )
-    assert result.rows[0].degraded == ("Decoded without the guide that it was recorded with.",)
+    assert result.rows[0].degraded == (UNGUIDED,)
     json.dumps(result.rows[0].to_dict())

@@ -43,7 +43,7 @@ class ChatRollingKV(BaseChatModel):
 
     Every message, and every document of `documents=`, is a segment of the prompt whose KV is kept under
     `namespace` and used again wherever it comes to stand; `usage_metadata` says how much was. Answers are a
-    function of the prompt alone.
+    function of the prompt alone, unless `deterministic=False` admits a conditioning that depends on history.
 
     Args:
         model: a local folder, a hub id, or `demo`, `smollm2`, `gemma3-270m`; by default of ROLLING_KV_MODEL.
@@ -52,7 +52,7 @@ class ChatRollingKV(BaseChatModel):
         stop: strings that end an answer.
         store_path: a folder for KV that outlives the process; None keeps it in memory.
         namespace: keeps KV apart; one agent thread, one namespace (`RollingKVMiddleware` sees to that).
-        policy, ratio, conditioning, dtype, device: as for `rolling_kv.RollingSession.open`.
+        policy, ratio, conditioning, deterministic, dtype, device: as for `rolling_kv.RollingSession.open`.
         engine: an engine from `rolling_kv.load_engine` to share, instead of loading `model`.
     """
 
@@ -71,6 +71,7 @@ class ChatRollingKV(BaseChatModel):
     policy: str = DEFAULT_POLICY
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
+    deterministic: bool = True
     dtype: str = "auto"
     device: str = "auto"
     engine_fingerprint: str | None = None
@@ -140,6 +141,7 @@ class ChatRollingKV(BaseChatModel):
                         "policy": self.policy,
                         "ratio": self.ratio,
                         "conditioning": self.conditioning,
+                        "deterministic": self.deterministic,
                     },
                 )
             return self._sessions[name]
