@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rolling_kv import RollingSession, load_engine
+from rolling_kv.bench.arms import SESSION, parse_arms
 from rolling_kv.engine.host import TransformersHost
-from rolling_kv.replay.arms import SESSION, parse_arms
 from rolling_kv.replay.history import history_of_traces
 from rolling_kv.replay.orders import parse_orders
 from rolling_kv.replay.report import ReplayReport, details, notes, summarise, table, write_report
