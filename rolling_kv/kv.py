@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import xxhash
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +41,17 @@ class SegmentKV:
         return self.k.numel() * self.k.element_size() + self.v.numel() * self.v.element_size()
 
 
+@lru_cache(maxsize=1)
 def current_runtime() -> str:
-    """The releases whose arithmetic decides the last bits, such as "torch 2.13.0, transformers 5.24.0"."""
-    return ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+    """What decides the last bits, such as "torch 2.13.0, transformers 5.24.0, engine 1f0c6a52".
+
+    The engine is this package's own: xxh3-64 (hex, its first 8 digits) of its code.
+    """
+    digest = xxhash.xxh3_64()
+    for path in sorted((Path(__file__).parent / "engine").rglob("*.py")):
+        digest.update(path.read_bytes())
+    releases = [f"{package} {version(package)}" for package in ("torch", "transformers")]
+    return ", ".join([*releases, f"engine {digest.hexdigest()[:8]}"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ class ModelIdentity:
     Args:
         name: what the model is called; only for people.
         model: fingerprint of its configuration and weights (`engine/fingerprint.py`).
-        runtime: the releases that compute; other ones may round differently.
+        runtime: the releases and the code that compute; other ones may round differently.
     """
 
     name: str
