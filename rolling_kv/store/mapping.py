@@ -7,10 +7,10 @@ The library's own reader maps a file once for each tensor, and reading it then t
 from __future__ import annotations
 
 import json
-import mmap
+import os
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,14 +26,15 @@ _DTYPES = {
 def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """The metadata and the tensors of a file. The mapping is private: no writing to them reaches the file.
 
+    A mapping lives as long as a tensor of it, and keeps no file descriptor.
+
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is no whole safetensors file of known dtypes.
         OSError: it is not there, or could not be read or mapped this time.
     """
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    header = 8 + int.from_bytes(mapping[:8], "little")
-    entries = json.loads(mapping[8:header])
+    mapping = _mapped(path)
+    header = 8 + int.from_bytes(mapping[:8].numpy().tobytes(), "little")
+    entries = json.loads(mapping[8:header].numpy().tobytes())
     metadata = entries.pop("__metadata__", {})
     tensors, stop = {}, header
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
@@ -47,11 +48,26 @@ def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     return metadata, tensors
 
 
-def _tensor(mapping: mmap.mmap, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
+def _mapped(path: Path) -> torch.Tensor:
+    """The bytes of a file."""
+    with path.open("rb") as file:  # whose errors say what is wrong; torch's do not
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise ValueError(f"it has {size} bytes")
+        try:
+            mapping = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+        except RuntimeError as error:
+            raise OSError(f"{path} could not be mapped: {error}") from error
+    return torch.empty(0, dtype=torch.uint8).set_(cast("torch.UntypedStorage", mapping))
+
+
+def _tensor(mapping: torch.Tensor, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
     count = prod(shape)
-    if min(shape, default=0) < 0 or count * dtype.itemsize != last - first:
-        raise ValueError(f"{entry['dtype']} {shape} does not take {last - first} bytes")
+    if min(shape, default=0) < 0 or count * dtype.itemsize != last - first or last > len(mapping):
+        raise ValueError(f"{entry['dtype']} {shape} does not take the bytes from {first} to {last}")
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=first).view(shape)
+    if first % dtype.itemsize:
+        raise ValueError(f"{entry['dtype']} begins at byte {first}, which is not aligned")
+    return mapping[first:last].view(dtype).view(shape)

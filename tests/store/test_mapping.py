@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,14 @@ def test_writing_to_a_tensor_does_not_reach_the_file(file: Path) -> None:
     map_tensors(file)[1]["a"].fill_(9)
     assert file.read_bytes() == before
     assert map_tensors(file)[1]["a"][0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_tensors_keep_no_file_open(file: Path) -> None:
+    """Or a store of as many documents as a process may have files could not be read."""
+    before = len(os.listdir("/proc/self/fd"))
+    held = [map_tensors(file) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert held[49][1]["b"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 40, -1])
