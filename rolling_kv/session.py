@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -143,14 +143,15 @@ class RollingSession:
     def close(self) -> None:
         """Ends the session; stored KV stays. Closing twice is harmless."""
         self._background.ask_to_stop()
-        with self._turns.request():
+        with ExitStack() as ending:  # each of them ends, whatever the others raise
+            ending.callback(self._background.join)
+            ending.enter_context(self._turns.request())
             if not self._closed:
                 self._closed = True
                 self._ingestor.forget()
-                self._store.close()
                 if self._recorder is not None:
-                    self._recorder.close()
-        self._background.join()
+                    ending.callback(self._recorder.close)
+                ending.callback(self._store.close)
 
     def __enter__(self) -> Self:
         return self

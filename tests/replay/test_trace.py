@@ -336,8 +336,7 @@ def test_a_full_disk_ends_the_call_and_leaves_a_whole_trace(
     path = tmp_path / "run.jsonl"
     with opened(llama_engine, path) as session:
         agent(session, steps=2)
-        write = os.write
-        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+        monkeypatch.setattr(os, "write", half)
         with pytest.raises(TraceError, match="No space left on device"):
             session.append(note(2))
         assert len(session.documents) == 2
@@ -346,6 +345,80 @@ def test_a_full_disk_ends_the_call_and_leaves_a_whole_trace(
         monkeypatch.undo()
         agent(session, first=6, steps=1)
     assert texts(read_trace(path)) == [[note(0)], [note(0), note(1)], [note(0), note(1), note(6)]]
+
+
+def half(file: int, data: bytes) -> int:
+    """A disk that is full after half of what is written."""
+    return _WRITE(file, data[: len(data) // 2])
+
+
+_WRITE = os.write
+
+
+def test_a_rotation_onto_a_full_disk_begins_a_whole_file_later(
+    llama_engine: TransformersHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, old = tmp_path / "run.jsonl", tmp_path / "run.jsonl.1"
+    with opened(llama_engine, path) as session:
+        agent(session, steps=2)
+        path.rename(old)
+        monkeypatch.setattr(os, "write", half)
+        for _ in range(2):
+            with pytest.raises(TraceError, match="No space left on device"):
+                session.append(note(2))
+        monkeypatch.undo()
+        agent(session, first=6, steps=1)
+    assert texts(read_trace(path)) == [[note(0), note(1), note(6)]]
+
+
+def test_a_forgotten_document_on_a_full_disk_is_out_of_the_window(
+    llama_engine: TransformersHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with opened(llama_engine, path) as session:
+        agent(session, steps=1)
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(TraceError):
+            session.evict(session.documents[0].id, forget=True)
+        monkeypatch.undo()
+        agent(session, first=3, steps=1)
+    assert texts(read_trace(path))[-1] == [note(3)]
+
+
+@pytest.mark.parametrize("stands", ["another file", "a folder"])
+def test_what_takes_the_place_of_a_trace_is_left_alone(
+    llama_engine: TransformersHost, tmp_path: Path, stands: str
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with opened(llama_engine, path) as session:
+        agent(session, steps=1)
+        path.unlink()
+        if stands == "a folder":
+            path.mkdir()
+        else:
+            path.write_text("my notes, which are longer than any trace\n" * 500)
+        before = None if path.is_dir() else path.read_bytes()
+        for _ in range(2):
+            with pytest.raises(TraceError):
+                session.append(note(1))
+        assert (None if path.is_dir() else path.read_bytes()) == before
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+        agent(session, first=2, steps=1)
+    assert texts(read_trace(path)) == [[note(0), note(2)]]
+
+
+def test_an_answer_that_ends_after_its_session_is_not_lost(
+    llama_engine: TransformersHost, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with opened(llama_engine, path) as session:
+        agent(session, steps=1)
+        stream = session.stream(QUERY, max_new_tokens=1)
+    assert stream.answer.token_ids
+    assert len(read_trace(path).requests) == 1
 
 
 def test_all_sessions_of_the_process_are_recorded(llama_engine: TransformersHost, tmp_path: Path) -> None:

@@ -46,26 +46,42 @@ class TraceFile:
             raise
 
     def close(self) -> None:
-        """Brings everything to the disk, and lets another session record. Closing twice is harmless."""
-        if self._file is not None:
-            os.fsync(self._file)
-            os.close(self._file)
-            self._file = None
-        self._lock.release()
+        """Brings everything to the disk, and lets another session record. Closing twice is harmless.
+
+        Raises:
+            TraceError: the disk did not take it.
+        """
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+        except OSError as error:
+            raise TraceError(
+                f"{self.path} could not be brought to the disk: {error.strerror}. Its end may be missing."
+            ) from error
+        finally:
+            self._lock.release()
 
     def replaced(self) -> bool:
-        """Whether the file is another one than before, and open now: it was renamed, removed or cut short."""
-        assert self._file is not None
-        ours = os.fstat(self._file)
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            there = None
-        same = there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
-        if same and there is not None and there.st_size >= self._size:
-            return False
-        os.close(self._file)
-        self._file = None
+        """Whether the file is another one than before, and open now: it was renamed, removed or cut short.
+
+        Raises:
+            TraceFormatError: something else stands in its place. TraceError: it cannot be opened.
+        """
+        if self._file is not None:
+            ours = os.fstat(self._file)
+            try:
+                there = os.stat(self.path)
+            except FileNotFoundError:
+                there = None
+            same = there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+            if same and there is not None and there.st_size >= self._size:
+                return False
+            os.close(self._file)
+            self._file = None
         self._open()
         return True
 
@@ -91,12 +107,17 @@ class TraceFile:
 
     def _open(self) -> None:
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._size = self._trimmed(self._file)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                self._size = self._trimmed(file)
+            except BaseException:  # nothing of ours goes into what is no trace
+                os.close(file)
+                raise
         except OSError as error:
             raise TraceError(
                 f"{self.path} cannot be written: {error.strerror}. Give another trace=."
             ) from error
+        self._file = file
 
     def _trimmed(self, file: int) -> int:
         """Takes off a line that was cut short, and returns the size."""

@@ -73,7 +73,9 @@ class Recorder:
         self._part = count()
         self._about = (identity, source, config)
         self._sum = ""
-        self._window: tuple[Document, ...] = ()
+        self._headed = False  # whether the file that is open begins with a header of ours
+        self._closed = False
+        self._window: tuple[Document, ...] | None = None  # that the file has come to; None: not known
         self._written: set[str] = set()  # hashes of the contents that are in this file
         self._lock = RLock()  # answers may be read in threads of their own
         self._file = TraceFile(path)
@@ -92,12 +94,14 @@ class Recorder:
         """Records no more. Closing twice is harmless."""
         for registration in self._registrations:
             registration.remove()
-        self._file.close()
+        with self._lock:
+            self._closed = True
+            self._file.close()
 
     def _begin(self, documents: Sequence[Document]) -> None:
         """The beginning of a file that can be read on its own: a header, and what the window holds."""
         identity, source, config = self._about
-        self._written, self._sum, self._window = set(), "", ()
+        self._written, self._sum, self._window, self._headed = set(), "", (), False
         settings = config.model_dump(mode="json", exclude=_PLACES)
         header = Header(
             text=self._text,
@@ -115,18 +119,23 @@ class Recorder:
         if documents:
             lines += self._window_lines("snapshot", tuple(documents))
         self._write(lines)
+        self._headed = True
 
     def _changed(self, event: WindowChanged) -> None:
         with self._lock:
+            if self._closed:
+                return
             self._continue(event.before)
             self._write(self._window_lines(event.kind, event.after))
 
     def _answered(self, event: Answered) -> None:
         with self._lock:
-            self._continue(self._window)
+            if self._closed:
+                return
+            self._continue(event.call.documents if self._window is None else self._window)
             call, answer = event.call, event.answer
             entries = [entry_of(document, text=self._text) for document in call.documents]
-            held = [entry_of(document, text=self._text) for document in self._window]
+            held = [entry_of(document, text=self._text) for document in self._window or ()]
             line = RequestLine(
                 at=self._now(),
                 number=call.number,
@@ -153,14 +162,15 @@ class Recorder:
 
     def _continue(self, window: tuple[Document, ...]) -> None:
         """Goes on in a new file where the old one was taken away, and with `window` where it is not known."""
-        if self._file.replaced():
+        if self._file.replaced() or not self._headed:
             self._begin(window)
         elif window != self._window:  # a change was undone, because a later hook refused it
             self._write(self._window_lines("snapshot", window))
 
     def _window_lines(self, change: Any, after: tuple[Document, ...]) -> list[Line]:
         """The contents that are new in `after`, and how the window came to it."""
-        before = [] if change == "snapshot" else [entry_of(one, text=self._text) for one in self._window]
+        known = () if change == "snapshot" else self._window or ()
+        before = [entry_of(one, text=self._text) for one in known]
         entries = [entry_of(one, text=self._text) for one in after]
         removed, inserted = _difference(before, entries)
         self._window = after
@@ -197,7 +207,7 @@ class Recorder:
         try:
             self._file.write(data)
         except BaseException:
-            self._written, self._window = set(), ()  # what the file holds is not known: say all again
+            self._written, self._window = set(), None  # what the file holds is not known: say all again
             raise
         self._sum = digest
 
