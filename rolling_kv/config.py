@@ -81,7 +81,7 @@ class SessionSettings(TypedDict, total=False):
             answers are the same.
         trace: a file that the session's history is recorded to, for `rolling-kv replay`; see
             `rolling_kv.replay.trace`. A file of an earlier session is continued.
-        trace_text: records texts, token ids and ids of documents. Without them a trace holds hashes alone: it
+        trace_text: records texts, token ids and ids of documents. Without, a trace holds their hashes: it
             shows whether prompts and answers were the same, and cannot be replayed.
         deterministic: answers depend on the prompt alone, which is the default. Settings that break that are
             refused.

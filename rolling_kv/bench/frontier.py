@@ -2,8 +2,9 @@
 
 Every setting of how stored KV is made keeps a window of its own, which loses its oldest document and gains
 one from request to request, so that what a slide and an append cost is what they cost an agent. Computation
-is counted in tokens times the layers that they pass through, conditioning, probes and deviations included, as
-a share of what full prefill of the same prompt counts.
+is counted in tokens times the layers that they pass through (a layer of which only keys are needed counts
+whole), conditioning, probes and deviations included, as a share of what full prefill of the same prompt
+counts.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class FrontierRun:
             )
         if self.requests < 1:
             raise ConfigError(f"requests is {self.requests}; expected at least 1.")
+        for cell in self.cells:
+            if int(cell.setting.conditioning.partition("stream:")[2] or 0) >= _STREAM:
+                raise ConfigError(f"The cell is {cell.name}; expected stream:{_STREAM - 1} at most.")
 
 
 def run(
@@ -76,7 +80,6 @@ def run(
         "max_new_tokens": plan.max_new_tokens,
         "seed": plan.seed,
         "requests_digest": digest_of({plan.workload: requests}),
-        "traits": [list(engine.traits.critical_layers), sorted(engine.traits.sink_token_ids)],
     }
     with Rows(rows_path, settings=settings | conditions(engine)) as rows, ExitStack() as opened:
         done = len(rows.rows)

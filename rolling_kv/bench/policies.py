@@ -78,7 +78,6 @@ def run(
         "kind": "policies",
         "policies": list(plan.policies or default_policies()),
         "requests_digest": digest_of(requests),
-        "traits": [list(engine.traits.critical_layers), sorted(engine.traits.sink_token_ids)],
     }
     with Rows(rows_path, settings=settings | conditions(engine)) as rows:
         _measure_left(engine, plan, requests, rows, progress=progress)

@@ -130,7 +130,7 @@ class Playback:
         """Leaves behind what playing the request leaves behind, without an answer."""
         session = self._prepared(request)
         if self._conditioning.fused != "never" and self._reuses:
-            session.next_token_logits(request.question.query, **self._prefill_options(request.question))
+            session.score(request.question.query, (), **self._prefill_options(request.question))
             self._note(request.layout, request.documents)
 
     def _prepared(self, request: HistoryRequest) -> RollingSession:
@@ -157,7 +157,7 @@ class Playback:
             return
         self._show(session, request.previous, request.layout)
         question = request.previous_question or request.question
-        session.next_token_logits(question.query, **self._prefill_options(question))
+        session.score(question.query, (), **self._prefill_options(question))
         self._note(request.layout, request.previous)
 
     def _show(self, session: RollingSession, documents: tuple[Shown, ...], layout: LayoutSource) -> None:

@@ -55,6 +55,8 @@ class References:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".part")
         save_file({"logits": played.logits.float().cpu().contiguous()}, temporary)
+        with temporary.open("rb") as file:  # before the row that says it is there
+            os.fsync(file.fileno())
         os.replace(temporary, path)
         if number not in self._known:
             row = _row(request, played)

@@ -162,6 +162,8 @@ def test_what_cannot_be_run_is_refused() -> None:
     cells = (parse_cell("epic@0.1:isolated"),)
     with pytest.raises(ConfigError, match="rolls: market"):
         FrontierRun(cells=cells, workload="needle", documents=4, requests=1)
+    with pytest.raises(ConfigError, match="stream:15 at most"):
+        FrontierRun((parse_cell("epic@0.1:stream:16"),), workload="market", documents=4, requests=1)
     with pytest.raises(ConfigError, match="requests is 0"):
         FrontierRun(cells=cells, workload="market", documents=4, requests=0)
 

@@ -239,7 +239,7 @@ def test_the_window_before_is_populated_as_the_paper_does(llama_engine: Transfor
     assert prompts(first, "populate", "chronological") == asked
     assert prompts(first, "plain", "reversed") == asked[::-1]
     assert prompts("document-aligned:window:1", "populate", "reversed") == asked[::-1]
-    before = [("logits", query, 4) for query in queries]
+    before = [("score", query, 4) for query in queries]
     assert prompts(first, "populate", "reversed") == [
         before[2], asked[3], before[1], asked[2], before[0], asked[1], asked[0]
     ]  # fmt: skip

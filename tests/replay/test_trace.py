@@ -112,7 +112,7 @@ def test_without_texts_nothing_of_theirs_is_in_the_file(
 ) -> None:
     path = tmp_path / "run.jsonl"
     secret = "Zugangscode 4711 for the safe"
-    with opened(llama_engine, path, trace_text=False, instruction=secret) as session:
+    with opened(llama_engine, path, trace_text=False, instruction=secret, namespace=secret) as session:
         session.append(secret, id=secret)
         session.extend([note(1), note(2)])
         answer = session.ask(

@@ -103,6 +103,7 @@ class Recorder:
         identity, source, config = self._about
         self._written, self._sum, self._window, self._headed = set(), "", (), False
         settings = config.model_dump(mode="json", exclude=_PLACES)
+        settings["namespace"] = self._told(config.namespace)
         header = Header(
             text=self._text,
             started=self._started,
@@ -148,7 +149,9 @@ class Recorder:
                 selection=SelectionLine(
                     **asdict(answer.trace.selection), runs=tuple(_runs(answer.trace.selected))
                 ),
-                usage=UsageLine(**asdict(answer.usage)),
+                usage=UsageLine(
+                    **asdict(answer.usage) | {"degraded": tuple(map(self._told, answer.usage.degraded))}
+                ),
                 timing=TimingLine(**asdict(answer.timing)),
                 prerolled=answer.trace.prerolled,
                 logits_fingerprint=answer.trace.logits_fingerprint,
