@@ -36,6 +36,8 @@ REUSE = {"policy": "direct-reuse", "conditioning": "isolated"}
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # with CI, pytest prints whole messages once more
+        monkeypatch.delenv(name, raising=False)
     pytester.syspathinsert(ROOT)
     return pytester
 
