@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from rolling_kv.engine.kernels import span_sums
 from rolling_kv.policies.base import Span
 
 
@@ -38,9 +39,12 @@ def fill_spans(ranked: Iterable[Span], *, score: torch.Tensor, k: int) -> torch.
 
 def rank_by_mean(spans: Iterable[Span], score: torch.Tensor) -> list[Span]:
     """Spans by their mean score, largest first, earlier ones first among equals (equation 3)."""
-    exact = score.double()
-    means = [(float(exact[span.start : span.stop].mean()), span) for span in spans if len(span)]
-    return [span for _, span in sorted(means, key=lambda pair: (-pair[0], pair[1].start))]
+    filled = [span for span in spans if len(span)]
+    starts = torch.tensor([span.start for span in filled], dtype=torch.int64, device=score.device)
+    stops = torch.tensor([span.stop for span in filled], dtype=torch.int64, device=score.device)
+    means = (span_sums(score, starts, stops) / (stops - starts)).tolist()
+    ranked = sorted(zip(means, filled, strict=True), key=lambda pair: (-pair[0], pair[1].start))
+    return [span for _, span in ranked]
 
 
 def best_window(score: torch.Tensor, length: int) -> int:

@@ -106,3 +106,9 @@ def test_span_sums() -> None:
     expected = [math.fsum(score[start:stop].tolist()) for start, stop in spans]
     torch.testing.assert_close(ours, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=1e-12)
     assert span_sums(score, starts[:0], stops[:0]).shape == (0,)
+
+
+def test_a_small_span_beside_a_huge_score_keeps_its_sum() -> None:
+    score = torch.tensor([1e30, 1e-3, 2e-3])
+    ours = span_sums(score, torch.tensor([0, 1]), torch.tensor([1, 3]))
+    torch.testing.assert_close(ours[1], score[1:].double().sum(), atol=0.0, rtol=1e-12)
