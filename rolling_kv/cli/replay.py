@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,6 +111,13 @@ def replay(
             "recorded with, or demo."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that replay beside each other; times to the first token are then those of a busy "
+            "machine. Default: as many as there are threads and the memory holds, on a GPU 1."
+        ),
+    ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -120,6 +128,8 @@ def replay(
     answers differ. Fidelity: the share of answers that are full prefill's, token by token.
     """
     from rolling_kv.bench.arms import parse_arms
+    from rolling_kv.engine import load_engine
+    from rolling_kv.replay.crew import Workers, share_out
     from rolling_kv.replay.orders import parse_orders
     from rolling_kv.replay.report import summarise, write_report
     from rolling_kv.replay.runner import ReplayRun
@@ -154,14 +164,19 @@ def replay(
     with progress_bar() as progress:
         name = model or (history.model.name if history.model is not None else "demo")
         engine = loaded(name, dtype=dtype, device=device, progress=progress)
+        count, threads = share_out(engine, asked=workers, passes=len(list(run.passes(len(history)))))
+        opening = partial(load_engine, name, dtype=dtype, device=device)
         replayed = run_replay(
             engine,
             history,
             run,
             out=out,
+            workers=Workers(count, threads, opening) if count > 1 else None,
             progress=lambda done, total, what: progress(f"{done} of {total}: {what}", done / max(total, 1)),
         )
-    settings = about(engine) | _described(history, run)
+    settings = (
+        about(engine) | _described(history, run) | {"workers": {"processes": count, "threads": threads}}
+    )
     report = summarise(replayed.references, replayed.rows, settings=settings)
     if out is not None:
         write_report(report, out)

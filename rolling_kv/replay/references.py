@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rolling_kv.bench.arms import Arm
 from rolling_kv.bench.fidelity import Reference
-from rolling_kv.bench.rows import Rows
 from rolling_kv.replay.history import History, HistoryRequest
 from rolling_kv.replay.playback import Playback, Played
 from rolling_kv.replay.rows import ReferenceRow
 from rolling_kv.replay.trace.lines import tokens_digest
 from rolling_kv.workloads import holds_whole
-
-if TYPE_CHECKING:
-    from rolling_kv.engine.host import TransformersHost
 
 FULL_PREFILL = Arm(policy="full-prefill")
 
@@ -27,16 +22,13 @@ class References:
 
     Args:
         folder: of their logits, one file a request. What is missing there is answered again.
-        rows: that hold the answers, and take new ones.
+        known: the answers that there are.
     """
 
-    def __init__(self, engine: TransformersHost, history: History, *, folder: Path, rows: Rows) -> None:
-        self._engine = engine
+    def __init__(self, history: History, *, folder: Path, known: Sequence[ReferenceRow]) -> None:
         self._history = history
         self._folder = folder
-        self._rows = rows
-        kept = [ReferenceRow.from_dict(row) for row in rows.rows if row["kind"] == "reference"]
-        self._known = {row.request: row for row in kept}
+        self._known = {row.request: row for row in known}
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
         """Of these requests, those that are not answered yet."""
@@ -45,8 +37,14 @@ class References:
     def row(self, number: int) -> ReferenceRow:
         return self._known[number]
 
-    def answer(self, number: int, playback: Playback) -> None:
-        """Answers a request by full prefill, and keeps it."""
+    def keep(self, row: ReferenceRow) -> bool:
+        """Whether this answer was not known; it is now."""
+        new = row.request not in self._known
+        self._known.setdefault(row.request, row)
+        return new
+
+    def answer(self, number: int, playback: Playback) -> ReferenceRow:
+        """Answers a request by full prefill; its logits are on the disk when this returns."""
         from safetensors.torch import save_file
 
         request = self._history.requests[number]
@@ -58,10 +56,7 @@ class References:
         with temporary.open("rb") as file:  # before the row that says it is there
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        if number not in self._known:
-            row = _row(request, played)
-            self._rows.add(row.to_dict())
-            self._known[number] = row
+        return _row(request, played)
 
     def __getitem__(self, number: int) -> Reference:
         """The answer with its logits, read from the disk."""

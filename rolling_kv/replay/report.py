@@ -83,6 +83,19 @@ class ReplayReport:
         known = [row.right for row in self.runs.references.values() if row.right is not None]
         return share_of(known) if known else None
 
+    @property
+    def crowd(self) -> str | None:
+        """What to know of the times when several processes replayed beside each other."""
+        workers = self.settings.get("workers", {})
+        count, threads = workers.get("processes", 1), workers.get("threads", 1)
+        if count == 1:
+            return None
+        each = "1 thread" if threads == 1 else f"{threads} threads"
+        return (
+            f"Up to {count} processes replayed at once, with {each} each: "
+            "times to the first token are those of a machine so busy."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,30 +12,24 @@ from typing import TYPE_CHECKING, Literal
 
 from rolling_kv.bench.arms import Arm
 from rolling_kv.bench.conditions import conditions
-from rolling_kv.bench.fidelity import Reference, compare
 from rolling_kv.bench.remaining import Remaining
 from rolling_kv.bench.rows import Rows
-from rolling_kv.errors import BenchError
-from rolling_kv.replay.history import History, HistoryRequest
+from rolling_kv.replay.crew import Crew, Workers
+from rolling_kv.replay.history import History
 from rolling_kv.replay.orders import Order
-from rolling_kv.replay.playback import Playback, Played, Protocol
+from rolling_kv.replay.playback import Protocol
+from rolling_kv.replay.player import Part, PassPart, Player, ReferencePart, Row
 from rolling_kv.replay.references import FULL_PREFILL, References
 from rolling_kv.replay.rows import ReferenceRow, ReplayRow
-from rolling_kv.replay.runs import REPEAT, RESET
-from rolling_kv.replay.trace.lines import tokens_digest
+from rolling_kv.replay.runs import REPEAT
 
 if TYPE_CHECKING:
-    import torch
-
     from rolling_kv.engine.host import TransformersHost
 
 Progress = Callable[[int, int, str], None]
 """Called with how many answers are there, of how many, and what comes next."""
 Control = Literal["repeat", "reset"]
-UNGUIDED = (
-    "Decoded without the guide (a grammar, for example) that it was recorded with: orders are compared by "
-    "another answer than the agent got."
-)
+Play = Callable[[Sequence[Part]], Iterable[tuple[Part, Row | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class ReplayRun:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The rows of a replay, of the arms and orders that were asked for."""
+    """The rows of a replay, of the arms and orders that were asked for, as `ReplayRun.passes` has them."""
 
     references: tuple[ReferenceRow, ...]
     rows: tuple[ReplayRow, ...]
@@ -83,6 +77,7 @@ def replay(
     run: ReplayRun,
     *,
     out: Path | None = None,
+    workers: Workers | None = None,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Replayed:
@@ -96,10 +91,12 @@ def replay(
     Args:
         out: keeps rows, and full prefill's logits; None for a folder that goes at the end. Later runs on the
             same history may add arms, orders and controls to it.
+        workers: processes that play passes beside each other, with engines equal to `engine`; None to play
+            them here, one after the other. Times to the first token are those of a machine so busy.
 
     Raises:
         TraceMismatchError: the history is of another model, or its prompts cannot be made again.
-        BenchError: `out` holds another run. RollingKVError
+        BenchError: `out` holds another run, or a worker died. RollingKVError
     """
     history.require_model(engine.identity)
     settings = conditions(engine) | {
@@ -107,167 +104,109 @@ def replay(
         "history": history.digest,
         "protocol": run.protocol,
     }
+    if workers is not None:
+        settings["threads"] = workers.threads
     with _folder(out) as folder, Rows(folder / "rows.jsonl", settings=settings) as rows:
-        references = References(engine, history, folder=folder / "references", rows=rows)
-        playing = _Playing(engine, history, run, references=references, rows=rows, clock=clock)
-        playing.go(progress or (lambda done, total, what: None))
-        names = {(arm.name, order.name) for arm, order in run.passes(len(history))}
+        logits = folder / "references"
+        player = Player(engine, history, protocol=run.protocol, folder=logits)
+        passes = list(run.passes(len(history)))
+        for arm, _ in passes:
+            player.playback(arm).close()  # what is wrong with its settings is said now
+        kept = [ReferenceRow.from_dict(row) for row in rows.rows if row["kind"] == "reference"]
+        references = References(history, folder=logits, known=kept)
+        playing = _Playing(run, count=len(history), references=references, rows=rows, clock=clock)
+        with _players(player, workers, history, engine, run, folder=logits) as play:
+            playing.go(play, progress or (lambda done, total, what: None))
+        place = {(arm.name, order.name): number for number, (arm, order) in enumerate(passes)}
         found = [ReplayRow.from_dict(row) for row in rows.rows if row["kind"] == "replay"]
+        asked = [row for row in found if (row.arm, row.order) in place]
         return Replayed(
             references=tuple(references.row(number) for number in run.requests(len(history))),
-            rows=tuple(row for row in found if (row.arm, row.order) in names),
+            rows=tuple(sorted(asked, key=lambda row: (place[row.arm, row.order], row.position))),
         )
 
 
 class _Playing:
-    """A run on its way."""
+    """A run on its way: what is missing is played, and its rows are kept."""
 
     def __init__(
         self,
-        engine: TransformersHost,
-        history: History,
         run: ReplayRun,
         *,
+        count: int,
         references: References,
         rows: Rows,
         clock: Callable[[], float],
     ) -> None:
-        self._engine = engine
-        self._history = history
         self._run = run
+        self._count = count
         self._references = references
         self._rows = rows
-        self._clock = clock
         self._done = {(r["arm"], r["order"], r["request"]) for r in rows.rows if r["kind"] == "replay"}
+        self._left = Remaining(clock)
 
-    def go(self, progress: Progress) -> None:
-        missing = self._references.missing(self._run.requests(len(self._history)))
-        passes = list(self._run.passes(len(self._history)))
-        for arm, _ in passes:
-            self._playback(arm).close()  # what is wrong with its settings is said now
-        left = Remaining(self._clock)
-        left.expect("full prefill", len(missing))
-        for arm, order in passes:
-            left.expect(arm.name, len(self._left(arm, order)))
-        report = _Report(progress, left)
-        with self._playback(FULL_PREFILL) as playback:
-            for number in missing:
-                report.next("full prefill")
-                self._references.answer(number, playback)
-                left.took("full prefill")
-        for arm, order in passes:
-            if order.name == RESET:
-                self._go_reset(arm, order, left, report)
+    def go(self, play: Play, progress: Progress) -> None:
+        missing = self._references.missing(self._run.requests(self._count))
+        # those first that recompute everything: they take longest, and at the end workers would wait for them
+        passes = sorted(self._missing_passes(), key=lambda one: one[0] != FULL_PREFILL)
+        self._left.expect(ReferencePart.kind, len(missing))
+        for arm, _, numbers in passes:
+            self._left.expect(arm.name, len(numbers))
+        self._left.begin()
+        self._play([ReferencePart(number) for number in missing], play, progress)
+        self._play(
+            [
+                PassPart(arm, order, numbers, tuple(self._references.row(n) for n in sorted(numbers)))
+                for arm, order, numbers in passes
+            ],
+            play,
+            progress,
+        )
+        self._report(progress, "done")
+
+    def _play(self, parts: Sequence[Part], play: Play, progress: Progress) -> None:
+        if parts:
+            self._report(progress, parts[0].name)
+        for part, row in play(parts):
+            if row is None:
+                self._left.begin()
+                continue
+            if isinstance(row, ReferenceRow):
+                if self._references.keep(row):
+                    self._rows.add(row.to_dict())
             else:
-                self._go_through(arm, order, left, report)
-        report.next("done")
+                self._rows.add(row.to_dict())
+            self._left.took(part.kind)
+            self._report(progress, part.name)
 
-    def _go_through(self, arm: Arm, order: Order, left: Remaining, report: _Report) -> None:
-        missing = self._left(arm, order)
-        if not missing:
-            return
-        last = max(order.requests.index(number) for number in missing)
-        with self._playback(arm) as playback:
-            for position, number in enumerate(order.requests[: last + 1]):
-                report.next(f"{arm.name}, {order.name}")
-                if number in missing:
-                    self._measure(arm, order, position, playback)
-                    left.took(arm.name)
-                else:
-                    playback.pass_by(self._history.requests[number])
-                    left.begin()
+    def _missing_passes(self) -> Iterator[tuple[Arm, Order, tuple[int, ...]]]:
+        for arm, order in self._run.passes(self._count):
+            numbers = tuple(n for n in order.requests if (arm.name, order.name, n) not in self._done)
+            if numbers:
+                yield arm, order, numbers
 
-    def _go_reset(self, arm: Arm, order: Order, left: Remaining, report: _Report) -> None:
-        for number in self._left(arm, order):
-            report.next(f"{arm.name}, {order.name}")
-            with self._playback(arm) as playback:
-                self._measure(arm, order, order.requests.index(number), playback)
-            left.took(arm.name)
-
-    def _measure(self, arm: Arm, order: Order, position: int, playback: Playback) -> None:
-        request = self._history.requests[order.requests[position]]
-        played = playback.play(request)
-        reference = self._references[request.number]
-        if tokens_digest(played.prompt.token_ids) != self._references.row(request.number).prompt_digest:
-            raise BenchError(
-                f"Request {request.number} has another prompt under {arm.name} than under full prefill. That "
-                "is a fault of rolling_kv; please report it."
-            )
-        same, kl = compare(reference, _forced(played, reference, request, playback))
-        self._rows.add(_row(arm, order, position, request, played, same=same, kl=kl).to_dict())
-
-    def _left(self, arm: Arm, order: Order) -> list[int]:
-        return [number for number in order.requests if (arm.name, order.name, number) not in self._done]
-
-    def _playback(self, arm: Arm) -> Playback:
-        return Playback(self._engine, self._history, arm, protocol=self._run.protocol)
-
-
-class _Report:
-    """Progress, with what is left of the time."""
-
-    def __init__(self, progress: Progress, left: Remaining) -> None:
-        self._progress = progress
-        self._left = left
-
-    def next(self, what: str) -> None:
+    def _report(self, progress: Progress, what: str) -> None:
         estimate = self._left.estimate()
         shown = what if not estimate else f"{what}; about {estimate} left"
-        self._progress(self._left.done, self._left.total, shown)
+        progress(self._left.done, self._left.total, shown)
 
 
-def _forced(
-    played: Played, reference: Reference, request: HistoryRequest, playback: Playback
-) -> torch.Tensor:
-    """The arm's logits along the reference answer: those it decoded with where it gave the same answer."""
-    import torch
-
-    token_ids = reference.token_ids
-    if played.answer.token_ids == token_ids and len(played.logits) >= reference.compared:
-        return played.logits.cpu()
-    if played.kv is None:
-        return playback.score(request, token_ids).cpu()
-    if not token_ids:
-        return played.logits[:1].cpu()
-    return torch.cat((played.logits[:1], played.kv.following(token_ids))).cpu()
-
-
-def _row(
-    arm: Arm,
-    order: Order,
-    position: int,
-    request: HistoryRequest,
-    played: Played,
+@contextmanager
+def _players(
+    player: Player,
+    workers: Workers | None,
+    history: History,
+    engine: TransformersHost,
+    run: ReplayRun,
     *,
-    same: Sequence[bool],
-    kl: float,
-) -> ReplayRow:
-    answer, trace, usage = played.answer, played.answer.trace, played.answer.usage
-    unguided = (UNGUIDED,) if request.guided else ()
-    return ReplayRow(
-        arm=arm.name,
-        order=order.name,
-        position=position,
-        request=request.number,
-        prompt_digest=tokens_digest(played.prompt.token_ids),
-        token_ids=answer.token_ids,
-        text=answer.text,
-        margins=trace.margins,
-        logits_fingerprint=trace.logits_fingerprint,
-        kv_fingerprint=played.kv_fingerprint,
-        lineages=trace.lineages,
-        top1=sum(same) / len(same),
-        kl=kl,
-        segments=trace.selection.segments,
-        k=trace.selection.k,
-        captured_deviation=trace.selection.captured_deviation,
-        prefix=usage.prefix,
-        reused=usage.reused,
-        recomputed=usage.recomputed,
-        computed=usage.computed,
-        ttft=answer.timing.ttft,
-        degraded=usage.degraded + unguided,
-    )
+    folder: Path,
+) -> Iterator[Play]:
+    """What plays parts: this process, or others."""
+    if workers is None:
+        yield lambda parts: ((part, row) for part in parts for row in player.play(part))
+        return
+    with Crew(workers, history, identity=engine.identity, protocol=run.protocol, folder=folder) as crew:
+        yield crew.play
 
 
 @contextmanager

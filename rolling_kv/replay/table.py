@@ -44,6 +44,8 @@ def notes(report: ReplayReport) -> Iterator[str]:
     if report.right is not None:
         yield f"Full prefill itself gave the expected answer to {report.right.hits} of {report.right.count}."
     yield from _controls(report)
+    if report.crowd is not None:
+        yield report.crowd
     for arm in report.arms:
         for order, count in arm.missing.items():
             total = len(report.runs.references)

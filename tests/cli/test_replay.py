@@ -91,6 +91,17 @@ def test_a_workload_is_replayed_and_bounds_decide_the_exit_code(
     assert shown.out.count("; the answers part at token ") == sum(len(one) - 1 for one in answers.values())
 
 
+def test_workers_are_asked_for_and_told(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", llama_folder, "--window", 2, "--requests", 2, "--orders", 2, "--workers", 2]
+    assert run(monkeypatch, *arguments, "--arms", CONTRACT, "--max-variation", 0) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Up to 2 processes replayed at once, with 1 thread each: times" in told
+    assert run(monkeypatch, *arguments[:-1], 0) == 1
+    assert "--workers is 0; expected at least 1" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_trace_is_replayed_under_its_own_settings(
     llama_folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,8 +29,9 @@ from rolling_kv.hooks import Answered, Planned, observe_sessions
 from rolling_kv.replay.history import History, history_of_requests, history_of_traces
 from rolling_kv.replay.orders import parse_orders
 from rolling_kv.replay.playback import Playback
+from rolling_kv.replay.player import UNGUIDED
 from rolling_kv.replay.rows import ReplayRow, kv_grid
-from rolling_kv.replay.runner import UNGUIDED, Replayed, ReplayRun, replay
+from rolling_kv.replay.runner import Replayed, ReplayRun, replay
 from rolling_kv.replay.trace import read_trace, record_sessions
 from rolling_kv.store.memory import MemoryStore
 from rolling_kv.window import ConversationLayout
