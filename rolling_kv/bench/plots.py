@@ -14,7 +14,7 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
     workloads = list(dict.fromkeys(entry["workload"] for entry in entries))
     columns = min(3, len(workloads))
     lines = -(-len(workloads) // columns)
-    figure, axes = subplots(lines, columns, width=5.2, height=4.2)
+    figure, axes = subplots(lines, columns, width=5.2 + 2.4 / columns, height=4.2)
     policies = list(dict.fromkeys(entry["policy"] for entry in entries))
     for panel, workload in zip(axes.flat, workloads, strict=False):
         for index, policy in enumerate(policies):
@@ -25,7 +25,7 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
                 marker="os^vD*"[index % 6],
                 color=f"C{index % 10}",
                 linestyle="-" if index < 10 else "--",
-                markersize=4,
+                markersize=5,
                 linewidth=1,
                 label=policy,
             )
@@ -38,7 +38,7 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
     for panel in axes.flat[len(workloads) :]:
         panel.set_axis_off()
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=130)
 
