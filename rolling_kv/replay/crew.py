@@ -33,7 +33,7 @@ class Workers:
     Args:
         count: of processes.
         threads: of torch in each.
-        open_engine: opens the engine in a process of its own, so it can be pickled.
+        open_engine: called in each process; a function that can be pickled.
     """
 
     count: int
@@ -158,9 +158,7 @@ def _work(
     """A worker: plays parts until the pipe ends."""
     import torch
 
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches all processes, and the first ends the others
     torch.set_num_threads(workers.threads)
     try:
         player = Player(_opened(workers, identity), history, protocol=protocol, folder=folder)
