@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rolling_kv.answer import Usage
@@ -31,7 +32,7 @@ class Arm:
         return f"{self.policy}{layer} {100 * self.ratio:g}%"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reference:
     """The answer of full prefill, greedy.
 
@@ -55,6 +56,11 @@ class Reference:
     def compared(self) -> int:
         """How many of the logits predict a part of the answer."""
         return len(self.token_ids) + self.ended
+
+    @cached_property  # many arms are compared with one reference, and vocabularies are large
+    def log_probabilities(self) -> torch.Tensor:
+        """[compared, vocabulary], float64."""
+        return self.logits[: self.compared].double().log_softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,8 @@ def measure(
 
 def compare(reference: Reference, logits: torch.Tensor) -> tuple[Sequence[bool], float]:
     """For every compared position whether both predict the same token, and the mean KL in nats."""
-    full, arm = (one[: reference.compared].double().log_softmax(-1) for one in (reference.logits, logits))
+    full = reference.log_probabilities
+    arm = logits[: reference.compared].double().log_softmax(-1)
     same = (full.argmax(-1) == arm.argmax(-1)).tolist()
     return same, float((full.exp() * (full - arm)).sum(-1).mean())
 
