@@ -14,9 +14,11 @@ from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_eviction
 
 _EXPECTED = (
-    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated, with +packed or +tail1 "
-    "behind it for packed positions or a fresh tail of one document; or batch:<documents>, or preroll"
+    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated, with +packed, +tail1 or "
+    "+layer6 behind it for packed positions, a fresh tail of one document, or selection at that layer; or "
+    "batch:<documents>, or preroll"
 )
+_MARK = re.compile(r"(?P<kind>packed|(?:tail|layer)(?=[1-9]\d*$))(?P<number>(?<!packed)\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ class Cell:
         if self.setting.batch or self.setting.preroll:
             return self.setting.name
         share = f"@{self.arm.ratio:g}" if create_policy(self.arm.policy).recomputes else ""
-        return f"{self.arm.policy}{share}:{self.setting.name}"
+        layer = "" if self.arm.selection_layer == 1 else f"+layer{self.arm.selection_layer}"
+        return f"{self.arm.policy}{share}:{self.setting.name}{layer}"
 
 
 def parse_cell(text: str) -> Cell:
@@ -91,8 +94,9 @@ def parse_cell(text: str) -> Cell:
     if text.startswith("batch:"):
         return Cell(Setting("full", batch=parse_eviction(text)), nothing)
     base, *marks = text.split("+")
-    tails = [int(mark[4:]) for mark in marks if re.fullmatch(r"tail[1-9]\d*", mark)]
-    if len(tails) + marks.count("packed") != len(marks) or len(tails) > 1 or marks.count("packed") > 1:
+    found = [_MARK.fullmatch(mark) for mark in marks]
+    given = {match["kind"]: int(match["number"] or 0) for match in found if match}
+    if len(given) != len(marks):
         raise ConfigError(f"The cell is {text!r}; {_EXPECTED}.")
     arm = parse_arm(base)
     if arm.policy is None or arm.conditioning is None:
@@ -100,11 +104,11 @@ def parse_cell(text: str) -> Cell:
     needs = create_policy(arm.policy).needs
     setting = Setting(
         arm.conditioning,
-        positions="packed" if "packed" in marks else "true",
-        fresh_tail=sum(tails),
+        positions="packed" if "packed" in given else "true",
+        fresh_tail=given.get("tail", 0),
         anchors=any(need.signal == "anchors" for need in needs),
     )
-    return Cell(setting, Arm(arm.policy, arm.ratio or 0.0))
+    return Cell(setting, Arm(arm.policy, arm.ratio or 0.0, given.get("layer", 1)))
 
 
 def grid(*, conditionings: Sequence[str], policies: Sequence[str], ratios: Sequence[float]) -> list[Cell]:

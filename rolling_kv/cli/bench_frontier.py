@@ -30,7 +30,8 @@ def frontier(
     conditioning: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated; with +packed or +tail1 behind it for packed positions, or a fresh tail. "
+            help="May be repeated; with +packed, +tail1 or +layer6 behind it for packed positions, a fresh "
+            "tail, or selection at that layer. "
             f"Default: {DEFAULT_CONDITIONING}."
         ),
     ] = None,

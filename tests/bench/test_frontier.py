@@ -38,7 +38,7 @@ def silent(done: int, total: int) -> None:
     """Takes no notice."""
 
 
-@pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2"])
+@pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2+layer6"])
 def test_a_cell_is_read_as_it_is_written(text: str) -> None:
     assert parse_cell(text).name == text
 
@@ -48,7 +48,13 @@ def test_a_cell_is_read_as_it_is_written(text: str) -> None:
     [
         *("", "epic@2:isolated", "nothing@0.1:isolated", "batch:x", "session", "direct-reuse@0.1:isolated"),
         *("epic@0.1:window", "epic@0.1:isolated+packed+packed", "epic@0.1:isolated+tail0", "batch:0"),
-        *("full-prefill:isolated", "epic@0.1:isolated+loose", "epic@0.1.2:isolated"),
+        *(
+            "full-prefill:isolated",
+            "epic@0.1:isolated+loose",
+            "epic@0.1:isolated+tail",
+            "epic@0.1.2:isolated",
+        ),
+        *("epic@0.1:isolated+packed2", "epic@0.1:isolated+layer0", "epic@0.1:isolated+layer2+layer3"),
     ],
 )
 def test_what_is_no_cell_is_refused(text: str) -> None:
