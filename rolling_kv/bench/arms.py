@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolling_kv.config import DEFAULT_CONDITIONING, require_ratio
+from rolling_kv.config import DEFAULT_CONDITIONING, require_ratio, require_sample
 from rolling_kv.errors import ConfigError, InvalidRatioError, RollingKVError
 from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_conditioning
@@ -15,6 +16,7 @@ SESSION = "session"
 PAPER_RATIO = 0.05
 """What "Request Order Matters" recomputes (section 4.1)."""
 
+_SAMPLE = re.compile(r"~([^:+@]*)")
 _FORM = "policy[@ratio][:conditioning], for example token-topk@0.05:first-seen or document-aligned:window:3"
 
 
@@ -85,6 +87,26 @@ def parse_arm(text: str, *, ratio: float = PAPER_RATIO) -> Arm:
         return _parsed(name, ratio=ratio)
     except RollingKVError as error:
         raise type(error)(f"The arm {text!r} is not as expected: {error} An arm is {_FORM}.") from error
+
+
+def parse_sampled_arm(text: str) -> tuple[Arm, float]:
+    """An arm, and the share of each document's tokens whose deviation is computed: `token-topk@0.05~0.25`.
+
+    Raises:
+        UnknownPolicyError, UnknownConditioningError, InvalidRatioError, ConfigError
+    """
+    found = _SAMPLE.search(text)
+    arm = parse_arm(_SAMPLE.sub("", text))
+    if found is None:
+        return arm, 1.0
+    try:
+        sample = require_sample(float(found[1]))
+    except ValueError as error:
+        raise ConfigError(f"The arm {text!r} has the sample {found[1]!r}; expected a number.") from error
+    needs = create_policy(arm.policy).needs if arm.policy else ()
+    if not any(need.signal == "deviation" for need in needs):
+        raise ConfigError(f"The arm {text!r} has a sample, and {arm.name} takes no deviations.")
+    return arm, sample
 
 
 def _parsed(name: str, *, ratio: float) -> Arm:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolling_kv.bench.arms import parse_arm
+from rolling_kv.bench.arms import parse_sampled_arm
 from rolling_kv.bench.fidelity import Arm
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
@@ -15,8 +15,8 @@ from rolling_kv.window import parse_eviction
 
 _EXPECTED = (
     "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated, with +packed, +tail1 or "
-    "+layer6 behind it for packed positions, a fresh tail of one document, or selection at that layer; or "
-    "batch:<documents>, or preroll"
+    "+layer6 behind it for packed positions, a fresh tail of one document, or selection at that layer, and "
+    "~0.25 behind the ratio for deviations of a sample; or batch:<documents>, or preroll"
 )
 _MARK = re.compile(r"(?P<kind>packed|(?:tail|layer)(?=[1-9]\d*$))(?P<number>(?<!packed)\d+)?")
 
@@ -78,6 +78,7 @@ class Cell:
         if self.setting.batch or self.setting.preroll:
             return self.setting.name
         share = f"@{self.arm.ratio:g}" if create_policy(self.arm.policy).recomputes else ""
+        share += f"~{self.arm.deviation_sample:g}" if self.arm.deviation_sample < 1 else ""
         layer = "" if self.arm.selection_layer == 1 else f"+layer{self.arm.selection_layer}"
         return f"{self.arm.policy}{share}:{self.setting.name}{layer}"
 
@@ -98,7 +99,7 @@ def parse_cell(text: str) -> Cell:
     given = {match["kind"]: int(match["number"] or 0) for match in found if match}
     if len(given) != len(marks):
         raise ConfigError(f"The cell is {text!r}; {_EXPECTED}.")
-    arm = parse_arm(base)
+    arm, sample = parse_sampled_arm(base)
     if arm.policy is None or arm.conditioning is None:
         raise ConfigError(f"The cell is {text!r}, and every cell is compared with full prefill; {_EXPECTED}.")
     needs = create_policy(arm.policy).needs
@@ -108,7 +109,7 @@ def parse_cell(text: str) -> Cell:
         fresh_tail=given.get("tail", 0),
         anchors=any(need.signal == "anchors" for need in needs),
     )
-    return Cell(setting, Arm(arm.policy, arm.ratio or 0.0, given.get("layer", 1)))
+    return Cell(setting, Arm(arm.policy, arm.ratio or 0.0, given.get("layer", 1), sample))
 
 
 def grid(*, conditionings: Sequence[str], policies: Sequence[str], ratios: Sequence[float]) -> list[Cell]:

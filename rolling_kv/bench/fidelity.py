@@ -25,11 +25,13 @@ class Arm:
     policy: str
     ratio: float
     selection_layer: int = 1
+    deviation_sample: float = 1.0
 
     @property
     def name(self) -> str:
         layer = "" if self.selection_layer == 1 else f"@layer{self.selection_layer}"
-        return f"{self.policy}{layer} {100 * self.ratio:g}%"
+        sample = f"~{self.deviation_sample:g}" if self.deviation_sample < 1 else ""
+        return f"{self.policy}{layer} {100 * self.ratio:g}%{sample}"
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def measure(
         "policy": arm.policy,
         "ratio": arm.ratio,
         "selection_layer": arm.selection_layer,
+        "deviation_sample": arm.deviation_sample,
         "labels": labels_of(session, request),
         "measure_deviation": stats,
     }

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolling_kv.bench.arms import parse_arm
-from rolling_kv.config import require_sample
+from rolling_kv.bench.arms import parse_sampled_arm
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
 
-_SAMPLE = re.compile(r"~([^:+@]*)")
 _PIPELINE = "+pipeline"
 
 
@@ -53,25 +50,16 @@ def parse_ttft_arm(text: str) -> TtftArm:
     Raises:
         ConfigError: it is none, or has no place here.
     """
-    found = _SAMPLE.search(text)
-    share = 1.0
-    if found is not None:
-        try:
-            share = require_sample(float(found[1]))
-        except ValueError as error:
-            raise ConfigError(f"The arm {text!r} has the sample {found[1]!r}; expected a number.") from error
-    arm = parse_arm(_SAMPLE.sub("", text).replace(_PIPELINE, "", 1))
+    arm, sample = parse_sampled_arm(text.replace(_PIPELINE, "", 1))
     if arm.policy is None or arm.conditioning is None:
         raise ConfigError(
             f"The arm {text!r} reuses nothing; full prefill is measured beside every arm anyway."
         )
-    if found is not None and not any(need.signal == "deviation" for need in create_policy(arm.policy).needs):
-        raise ConfigError(f"The arm {text!r} has a sample, and {arm.policy} takes no deviations.")
     return TtftArm(
         policy=arm.policy,
         ratio=arm.ratio or 0.0,
         conditioning=arm.conditioning,
-        sample=share,
+        sample=sample,
         pipeline=_PIPELINE in text,
     )
 

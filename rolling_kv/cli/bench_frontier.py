@@ -46,6 +46,7 @@ def frontier(
         list[str] | None,
         typer.Option(
             help="Instead of all combinations; may be repeated: qcfuse-spans@0.1:window:3+packed, "
+            "document-aligned@0.05~0.25:isolated (deviations of a quarter of the tokens), "
             "batch:8 (evicting 8 at once, exactly), preroll."
         ),
     ] = None,

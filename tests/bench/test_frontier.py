@@ -19,7 +19,7 @@ CELLS = (
     "token-topk@1:isolated",
     "qcfuse@0.2:isolated",
     "document-aligned@0.2:window:2",
-    "document-aligned@0.2:window:2+tail1",
+    "document-aligned@0.2~0.5:window:2+tail1",
     "direct-reuse:stream:2",
     "batch:3",
     "preroll",
@@ -55,6 +55,7 @@ def test_a_cell_is_read_as_it_is_written(text: str) -> None:
             "epic@0.1.2:isolated",
         ),
         *("epic@0.1:isolated+packed2", "epic@0.1:isolated+layer0", "epic@0.1:isolated+layer2+layer3"),
+        *("epic@0.1~0.5:isolated", "token-topk@0.1~2:isolated", "token-topk@0.1~:isolated"),
     ],
 )
 def test_what_is_no_cell_is_refused(text: str) -> None:
