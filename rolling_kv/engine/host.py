@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from rolling_kv.engine import interception
 from rolling_kv.engine.ahead import Ahead
+from rolling_kv.engine.buffers import Buffers
 from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.kernels import key_deviation, scatter_rows
@@ -26,6 +27,9 @@ from rolling_kv.kv import ModelIdentity, SegmentKV
 from rolling_kv.turns import Turns
 
 Clock = Callable[[], float]
+
+_ROWS = 2048
+"""Of a pass for deviations at once: what it computes in between stays small, and its attention dense."""
 
 
 class PassInterrupted(Exception):
@@ -70,6 +74,7 @@ class TransformersHost:
         self.token_layers = 0  # tokens that passes began with, times the layers that the passes go through
         self._turns = Turns()
         self._ahead = Ahead(self.device)
+        self._buffers = Buffers()
         self._cache_argument = (
             "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         )
@@ -136,6 +141,7 @@ class TransformersHost:
             head_dim=self.head_dim,
             dtype=self.dtype,
             device=self.device,
+            buffers=self._buffers,
             packed=packed,
             ahead=self._ahead if ahead else None,
             clock=clock,
@@ -214,16 +220,18 @@ class TransformersHost:
     ) -> torch.Tensor:
         """d_i = |K_i(current) - K_i(stored)|^2 at `layer`, for the positions `rows`, ascending.
 
-        Runs those rows up to the layer's keys, and leaves what it computed in `stitched`: up to the selection
-        layer their KV is fresh (Yao et al., 2025, section 4; LMCache's selection).
+        Runs those rows up to the layer's keys, in blocks, and leaves what it computed in `stitched`: up to
+        the selection layer their KV is fresh (Yao et al., 2025, section 4; LMCache's selection).
 
         Returns:
             [rows], float32. Positions that were not stored deviate from zero keys.
         """
         rows = rows.to(self.device)
         stored = stitched.stored_keys(layer)[0, :, rows]  # also where an earlier pass wrote over them
-        ids = [token_ids[row] for row in rows.tolist()]
-        self.run(ids, rows=rows, stitched=stitched, stop=len(token_ids), last_layer=layer)
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS]
+            ids = [token_ids[row] for row in some.tolist()]
+            self.run(ids, rows=some, stitched=stitched, stop=int(some[-1]) + 1, last_layer=layer)
         return key_deviation(stitched.layer(layer)[0][0], stored, rows=rows)
 
     def fuse(self, stitched: StitchedKV, token_ids: Sequence[int], *, rows: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from threading import Lock
 import torch
 
 from rolling_kv.engine.ahead import Ahead, Promise
+from rolling_kv.engine.buffers import Buffers
 from rolling_kv.engine.kernels import remap_keys
 from rolling_kv.engine.rope import Rope, Rotation
 from rolling_kv.kv import SegmentKV
@@ -40,6 +41,7 @@ class StitchedKV:
         placed: what is stored, in ascending positions.
         capacity: slots in the buffers; those that nothing is placed in stay zero until a pass fills them.
         rope: moves the keys.
+        buffers: where memory comes from on a CPU.
         packed: placed tokens lie in slots 0, 1, 2, ... in their order, instead of at their positions.
         ahead: fills the layer after one that is asked for meanwhile. The bits are the same.
         clock: seconds; `seconds` adds up what callers waited for layers.
@@ -55,6 +57,7 @@ class StitchedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        buffers: Buffers,
         packed: bool = False,
         ahead: Ahead | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -64,6 +67,7 @@ class StitchedKV:
         self._rope = rope
         self._dtype = dtype
         self._device = device
+        self._buffers = buffers
         self._clock = clock
         started = clock()
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -120,12 +124,17 @@ class StitchedKV:
 
     def _buffer(self) -> torch.Tensor:
         """Room for the keys or values of a layer; zero in the slots that nothing is placed in."""
+        buffer = self._room(self._shape)
         if self._filled is None:
-            return torch.zeros(self._shape, dtype=self._dtype, device=self._device)
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+            return buffer.zero_()
         buffer[:, :, : self._filled.start] = 0
         buffer[:, :, self._filled.stop :] = 0
         return buffer
+
+    def _room(self, shape: tuple[int, ...]) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return self._buffers.take(shape, self._dtype)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def _place_keys(self, index: int, keys: torch.Tensor) -> None:
         """Into `keys` [kv_heads, capacity, head_dim], rotated to where they are now."""
@@ -136,9 +145,11 @@ class StitchedKV:
         filled = self._filled
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
+            if (
+                self._device.type == "cpu" and self._scratch is None
+            ):  # elsewhere streams would have to take turns
+                self._scratch = self._room((self._shape[1], len(self._slots), self._shape[3]))
             joined = self._joined(stored, out=self._scratch)
-            if self._device.type == "cpu":  # elsewhere streams would have to take turns with it
-                self._scratch = joined
             if filled is None:
                 remap_keys(joined, cos, sin, out=keys, slots=self._slots)
             else:

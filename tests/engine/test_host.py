@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from rolling_kv.engine import host
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.stitch import PlacedKV
 from tests.engine.stock import stock_kv, stock_logits
@@ -101,7 +102,11 @@ def test_a_selected_row_sees_no_position_after_its_own(tiny_engine: Transformers
     assert not torch.equal(last_k[:, :, 119], last_poisoned_k[:, :, 119]), "the last row does see them"
 
 
-def test_deviations_are_the_distance_to_the_stock_keys(tiny_engine: TransformersHost) -> None:
+@pytest.mark.parametrize("block", [2048, 32])
+def test_deviations_are_the_distance_to_the_stock_keys(
+    tiny_engine: TransformersHost, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ROWS", block)
     ids = random_ids(110, seed=5)
     for layer in (1, 3):
         stitched = stitched_in_parts(tiny_engine, [ids[:30], ids[30:80], ids[80:]], capacity=110)
