@@ -2,9 +2,8 @@
 
 Every setting of how stored KV is made keeps a window of its own, which loses its oldest document and gains
 one from request to request, so that what a slide and an append cost is what they cost an agent. Computation
-is counted in tokens times the layers that they pass through (a layer of which only keys are needed counts
-whole), conditioning, probes and deviations included, as a share of what full prefill of the same prompt
-counts.
+is counted in multiplications of tokens with the weights of the layers, conditioning, probes and deviations
+included, as a share of what full prefill of the same prompt takes; attention over keys is left out.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class _RollingWindow:
         self.session.close()
 
     def roll(self, text: str) -> dict[str, int]:
-        """Rolls the window by one document; tokens times layers of what was done for it."""
+        """Rolls the window by one document; the work that was done for it."""
         work = {"idle": 0, "slide": 0}
         if self.setting.preroll:
             work["idle"] = self._counted(self.session.preroll)
@@ -155,7 +154,7 @@ class _RollingWindow:
             work["slide"] = self._counted(lambda: self.session.evict(oldest))
         work["append"] = self._counted(lambda: self.session.append(text))
         if self.setting.batch:  # what is more than the new document is the price of the slide
-            own = self.session.documents[-1].tokens * self._engine.layers
+            own = self._engine.work_of(self.session.documents[-1].tokens)
             work |= {"append": own, "slide": work["append"] - own}
         return work
 
@@ -165,18 +164,18 @@ class _RollingWindow:
         """What each cell makes of the request; the cells take turns at being first."""
         found = {}
         first = turn % len(self.cells)
-        full = reference.prompt_tokens * self._engine.layers
+        full = self._engine.work_of(reference.prompt_tokens)
         for cell in (*self.cells[first:], *self.cells[:first]):
-            before = self._engine.token_layers
+            before = self._engine.work
             outcome = measure(self.session, request, reference, cell.arm, stats=False)
-            counted = self._engine.token_layers - before - len(reference.token_ids) * self._engine.layers
+            counted = self._engine.work - before - self._engine.work_of(len(reference.token_ids))
             found[cell.name] = asdict(cell.arm) | outcome.to_dict() | {"ask": counted / full}
         return {cell.name: found[cell.name] for cell in self.cells}
 
     def _counted(self, do: Callable[[], object]) -> int:
-        before = self._engine.token_layers
+        before = self._engine.work
         do()
-        return self._engine.token_layers - before
+        return self._engine.work - before
 
 
 def _row(
@@ -196,7 +195,7 @@ def _row(
         own = reference
         if len(window.session.documents) > plan.documents:  # a batch holds more
             own = reference_of(window.session, request, max_new_tokens=plan.max_new_tokens)
-        full = own.prompt_tokens * engine.layers
+        full = engine.work_of(own.prompt_tokens)
         settings.append(
             {
                 "setting": window.setting.name,

@@ -63,8 +63,9 @@ def frontier(
 ) -> None:
     """Compares ways to keep and repair KV over a rolling window with full prefill, answer by answer.
 
-    Computation is in tokens times layers, full prefill of the same prompt is 1: idle (pre-roll), append (the
-    new document), slide (what losing the oldest costs) and ask (selection, recomputed tokens, the query).
+    Computation is in multiplications with weights, full prefill of the same prompt is 1: idle (pre-roll),
+    append (the new document), slide (what losing the oldest costs) and ask (selection, recomputed tokens,
+    the query).
     """
     from rolling_kv.bench.cells import grid, parse_cell
     from rolling_kv.bench.frontier import FrontierRun, markdown, run, summarise

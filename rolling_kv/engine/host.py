@@ -71,7 +71,13 @@ class TransformersHost:
         self.dtype: torch.dtype = model.dtype
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
-        self.token_layers = 0  # tokens that passes began with, times the layers that the passes go through
+        layers = model.get_decoder().layers
+        self._layer_weights = [_weights(layer) for layer in layers]
+        self._projection_weights = [
+            sum(_weights(getattr(layer.self_attn, name)) for name in ("q_proj", "k_proj", "v_proj"))
+            for layer in layers
+        ]
+        self.work = 0  # of all passes so far, as `work_of` counts it
         self._turns = Turns()
         self._ahead = Ahead(self.device)
         self._buffers = Buffers()
@@ -108,6 +114,15 @@ class TransformersHost:
     def weight_bytes(self) -> int:
         """Of the model's parameters, those that are shared once."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+
+    def work_of(self, tokens: int, *, last_layer: int | None = None) -> int:
+        """Multiplications with weights of the layers in a pass of so many tokens; not those of attention.
+
+        Args:
+            last_layer: where the pass ends, which is with that layer's keys and queries.
+        """
+        work = sum(self._layer_weights[:last_layer])
+        return tokens * (work if last_layer is None else work + self._projection_weights[last_layer])
 
     @property
     def wanted(self) -> bool:
@@ -316,7 +331,7 @@ class TransformersHost:
             rows=rows, positions=positions, on_query=None if on_query is None else look
         )
         with self._turns.request(), torch.inference_mode():
-            self.token_layers += len(token_ids) * (self.layers if last_layer is None else last_layer + 1)
+            self.work += self.work_of(len(token_ids), last_layer=last_layer)
             try:
                 output = self._model(
                     input_ids=torch.tensor([list(token_ids)], device=self.device),
@@ -345,7 +360,7 @@ class TransformersHost:
 
     def _stock(self, token_ids: Sequence[int], cache: Any, *, keep: int) -> torch.Tensor:
         with self._turns.request(), torch.inference_mode(), self._stock_attention():
-            self.token_layers += len(token_ids) * self.layers
+            self.work += self.work_of(len(token_ids))
             output = self._model(
                 input_ids=torch.tensor([list(token_ids)], device=self.device),
                 use_cache=True,
@@ -361,3 +376,8 @@ class TransformersHost:
             yield
         finally:
             self._model.set_attn_implementation(interception.ATTENTION_NAME)
+
+
+def _weights(module: torch.nn.Module) -> int:
+    """Of its matrices; norms and biases multiply no token by a matrix."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() > 1)

@@ -10,7 +10,7 @@ import json
 import os
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -23,7 +23,14 @@ _DTYPES = {
 }
 
 
-def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+class Mapped(NamedTuple):
+    """A tensor over a mapped file, and its bytes."""
+
+    tensor: torch.Tensor
+    data: memoryview
+
+
+def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, Mapped]]:
     """The metadata and the tensors of a file. The mapping is private: no writing to them reaches the file.
 
     A mapping lives as long as a tensor of it, and keeps no file descriptor.
@@ -32,42 +39,46 @@ def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         AttributeError, KeyError, TypeError, ValueError: it is no whole safetensors file of known dtypes.
         OSError: it is not there, or could not be read or mapped this time.
     """
-    mapping = _mapped(path)
-    header = 8 + int.from_bytes(mapping[:8].numpy().tobytes(), "little")
-    entries = json.loads(mapping[8:header].numpy().tobytes())
+    storage, size = _mapped(path)
+    data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
+    header = 8 + int.from_bytes(data[:8], "little")
+    entries = json.loads(bytes(data[8:header]))
     metadata = entries.pop("__metadata__", {})
     tensors, stop = {}, header
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         first, last = (header + offset for offset in entry["data_offsets"])
         if first != stop:
             raise ValueError(f"{name} begins at byte {first}, expected {stop}")
-        tensors[name] = _tensor(mapping, entry, first, last)
+        if last > size:
+            raise ValueError(f"{name} ends at byte {last} of {size}")
+        tensors[name] = Mapped(_tensor(storage, entry, first, last), data[first:last])
         stop = last
-    if stop != len(mapping):
-        raise ValueError(f"it has {len(mapping)} bytes, and its header says {stop}")
+    if stop != size:
+        raise ValueError(f"it has {size} bytes, and its header says {stop}")
     return metadata, tensors
 
 
-def _mapped(path: Path) -> torch.Tensor:
-    """The bytes of a file."""
+def _mapped(path: Path) -> tuple[torch.UntypedStorage, int]:
+    """The bytes of a file, and how many."""
     with path.open("rb") as file:  # whose errors say what is wrong; torch's do not
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise ValueError(f"it has {size} bytes")
         try:
-            mapping = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+            storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
         except RuntimeError as error:
             raise OSError(f"{path} could not be mapped: {error}") from error
-    return torch.empty(0, dtype=torch.uint8).set_(cast("torch.UntypedStorage", mapping))
+    return cast("torch.UntypedStorage", storage), size
 
 
-def _tensor(mapping: torch.Tensor, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
+def _tensor(storage: torch.UntypedStorage, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
     count = prod(shape)
-    if min(shape, default=0) < 0 or count * dtype.itemsize != last - first or last > len(mapping):
+    if min(shape, default=0) < 0 or count * dtype.itemsize != last - first:
         raise ValueError(f"{entry['dtype']} {shape} does not take the bytes from {first} to {last}")
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     if first % dtype.itemsize:
         raise ValueError(f"{entry['dtype']} begins at byte {first}, which is not aligned")
-    return mapping[first:last].view(dtype).view(shape)
+    strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
+    return torch.empty(0, dtype=dtype).set_(storage, first // dtype.itemsize, shape, strides)

@@ -15,9 +15,10 @@ from safetensors.torch import save
 from rolling_kv.errors import CorruptPayloadError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.store.lineage import LINEAGE_VERSION, Lineage
-from rolling_kv.store.mapping import map_tensors
+from rolling_kv.store.mapping import Mapped, map_tensors
 
 _HEADER = "rolling_kv"
+_TENSORS = ("k", "v", "token_ids")
 _LONGEST_HEADER = 100_000_000  # bytes, safetensors' own bound
 
 
@@ -35,7 +36,7 @@ def write_payload(folder: Path, *, lineage: Lineage, kv: SegmentKV) -> tuple[Pat
     if tensors["k"].untyped_storage().data_ptr() == tensors["v"].untyped_storage().data_ptr():
         tensors["v"] = tensors["v"].clone()  # safetensors refuses tensors that share memory
     origin = {"key": lineage.key, "lineage": lineage.describe()}
-    checksum = _checksum(origin, tensors)
+    checksum = _checksum(origin, {name: Mapped(tensor, _bytes(tensor)) for name, tensor in tensors.items()})
     # One entry, since safetensors writes several in no fixed order: the same KV makes the same file.
     data = save(tensors, metadata={_HEADER: json.dumps(origin | {"checksum": checksum}, sort_keys=True)})
     descriptor, name = tempfile.mkstemp(prefix=lineage.key, dir=folder)
@@ -70,13 +71,13 @@ def read_payload(path: Path, *, lineage: Lineage, checksum: str) -> SegmentKV:
         CorruptPayloadError: it is not what was stored under that lineage.
         OSError: it is not there, or could not be read this time.
     """
-    found, tensors = _open(path)
+    found, mapped = _open(path)
     if found["key"] != lineage.key or found["lineage"] != lineage.describe():
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
-    _require_checksum(path, found, tensors, indexed=checksum)
-    if tuple(tensors["token_ids"].tolist()) != lineage.segment.token_ids:
+    _require_checksum(path, found, mapped, indexed=checksum)
+    k, v, token_ids = (mapped[name].tensor for name in _TENSORS)
+    if tuple(token_ids.tolist()) != lineage.segment.token_ids:
         raise CorruptPayloadError(f"{path.name} holds the KV of other tokens")
-    k, v = tensors["k"], tensors["v"]
     if k.shape != v.shape or k.ndim != 4 or k.shape[2] != len(lineage.segment.token_ids):
         raise CorruptPayloadError(f"{path.name} has keys {tuple(k.shape)} and values {tuple(v.shape)}")
     if k.dtype != v.dtype or str(k.dtype) != f"torch.{lineage.identity.dtype}":
@@ -94,10 +95,10 @@ def read_header(path: Path, *, checksum: str | None = None) -> dict[str, Any]:
         CorruptPayloadError: the payload is not what its name, its header or `checksum` says.
         OSError: it is not there, or could not be read this time.
     """
-    found, tensors = _open(path)
+    found, mapped = _open(path)
     if found["key"] != path.stem:
         raise CorruptPayloadError(f"{path.name} holds another lineage than it was stored under")
-    _require_checksum(path, found, tensors, indexed=checksum)
+    _require_checksum(path, found, mapped, indexed=checksum)
     return found
 
 
@@ -117,32 +118,37 @@ def read_origin(path: Path) -> dict[str, Any]:
         raise CorruptPayloadError(f"{path.name} has no readable header: {error}") from error
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, Mapped]]:
     try:
-        metadata, tensors = map_tensors(path)
+        metadata, mapped = map_tensors(path)
         header = json.loads(metadata[_HEADER])
         found = {key: header[key] for key in ("key", "lineage", "checksum")}
-        tensors = {name: tensors[name] for name in ("k", "v", "token_ids")}
+        mapped = {name: mapped[name] for name in _TENSORS}
         if found["lineage"]["version"] != LINEAGE_VERSION:
             raise CorruptPayloadError(f"{path.name} was written by a release of another format")
-        return found, tensors
+        return found, mapped
     except (IsADirectoryError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptPayloadError(f"{path.name} cannot be read: {error}") from error
 
 
 def _require_checksum(
-    path: Path, found: dict[str, Any], tensors: dict[str, torch.Tensor], *, indexed: str | None
+    path: Path, found: dict[str, Any], mapped: dict[str, Mapped], *, indexed: str | None
 ) -> None:
     origin = {"key": found["key"], "lineage": found["lineage"]}
-    if found["checksum"] != _checksum(origin, tensors) or indexed not in (None, found["checksum"]):
+    if found["checksum"] != _checksum(origin, mapped) or indexed not in (None, found["checksum"]):
         raise CorruptPayloadError(f"{path.name} fails its checksum")
 
 
-def _checksum(origin: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
+def _checksum(origin: dict[str, Any], mapped: dict[str, Mapped]) -> str:
     """xxh3-128 (hex) of key, lineage and tensors."""
     digest = xxhash.xxh3_128(json.dumps(origin, sort_keys=True).encode())
-    for name in ("k", "v", "token_ids"):
-        tensor = tensors[name]
+    for name in _TENSORS:
+        tensor, data = mapped[name]
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(data)
     return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data

@@ -44,15 +44,16 @@ def test_what_the_library_wrote_is_there(tmp_path: Path, dtype: torch.dtype) -> 
     assert metadata == {"k": "v"}
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == dtype
-        assert torch.equal(found[name], tensor)
+        assert found[name].tensor.dtype == dtype
+        assert torch.equal(found[name].tensor, tensor)
+        assert bytes(found[name].data) == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def test_writing_to_a_tensor_does_not_reach_the_file(file: Path) -> None:
     before = file.read_bytes()
-    map_tensors(file)[1]["a"].fill_(9)
+    map_tensors(file)[1]["a"].tensor.fill_(9)
     assert file.read_bytes() == before
-    assert map_tensors(file)[1]["a"][0].tolist() == [0.0, 1.0, 2.0]
+    assert map_tensors(file)[1]["a"].tensor[0].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_tensors_keep_no_file_open(file: Path) -> None:
@@ -60,7 +61,7 @@ def test_tensors_keep_no_file_open(file: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     held = [map_tensors(file) for _ in range(50)]
     assert len(os.listdir("/proc/self/fd")) == before
-    assert held[49][1]["b"].tolist() == [0, 1, 2, 3]
+    assert held[49][1]["b"].tensor.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 40, -1])
