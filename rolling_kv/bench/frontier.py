@@ -58,8 +58,9 @@ class FrontierRun:
             raise ConfigError(
                 f"The workload is {self.workload!r}; expected one that rolls: {', '.join(sorted(ROLLING))}."
             )
-        if self.requests < 1:
-            raise ConfigError(f"requests is {self.requests}; expected at least 1.")
+        for name in ("requests", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1.")
         for cell in self.cells:
             if int(cell.setting.conditioning.partition("stream:")[2] or 0) >= _STREAM:
                 raise ConfigError(f"The cell is {cell.name}; expected stream:{_STREAM - 1} at most.")

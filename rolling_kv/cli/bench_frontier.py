@@ -50,6 +50,9 @@ def frontier(
             "batch:8 (evicting 8 at once, exactly), preroll."
         ),
     ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Of an answer that are compared; fewer where full prefill ends its line.")
+    ] = 16,
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
     critical_layers: Annotated[
         str,
@@ -86,6 +89,7 @@ def frontier(
         workload=workload,
         documents=documents,
         requests=requests,
+        max_new_tokens=max_new_tokens,
         seed=seed,
     )
     with progress_bar() as progress:

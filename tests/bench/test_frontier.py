@@ -193,6 +193,8 @@ def test_what_cannot_be_run_is_refused() -> None:
         FrontierRun((parse_cell("epic@0.1:stream:16"),), workload="market", documents=4, requests=1)
     with pytest.raises(ConfigError, match="requests is 0"):
         FrontierRun(cells=cells, workload="market", documents=4, requests=0)
+    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
+        FrontierRun(cells=cells, workload="market", documents=4, requests=1, max_new_tokens=0)
 
 
 def test_the_command_writes_report_table_and_plot(
@@ -212,10 +214,11 @@ def test_the_command_writes_report_table_and_plot(
         1,
     )
     arguments += ("--conditioning", "isolated", "--policy", "epic", "--policy", "qcfuse", "--ratio", 0.1)
-    arguments += ("--cell", "batch:2")
+    arguments += ("--cell", "batch:2", "--max-new-tokens", 3)
     assert command(monkeypatch, *arguments, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
+    assert report["settings"]["max_new_tokens"] == 3
     assert [one["cell"] for one in report["entries"]] == [
         *("batch:2", "epic@0.1:isolated", "qcfuse@0.1:isolated"),
     ]
