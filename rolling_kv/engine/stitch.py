@@ -145,9 +145,8 @@ class StitchedKV:
         filled = self._filled
         if self._moved:
             cos, sin = self._rotations[self._rope.layer_table[index]]
-            if (
-                self._device.type == "cpu" and self._scratch is None
-            ):  # elsewhere streams would have to take turns
+            # Elsewhere streams would have to take turns with it.
+            if self._scratch is None and self._device.type == "cpu":
                 self._scratch = self._room((self._shape[1], len(self._slots), self._shape[3]))
             joined = self._joined(stored, out=self._scratch)
             if filled is None:
