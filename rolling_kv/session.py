@@ -523,7 +523,7 @@ class RollingSession:
         return computed > 0
 
     def _interrupted(self) -> bool:
-        """Whether a request waits for this session or, from another session, for the engine."""
+        """Whether a request waits for this window, or anybody for the engine."""
         return self._turns.wanted or self.engine.wanted
 
     def _answered(self, call: Call, answer: Answer) -> None:
