@@ -2,8 +2,8 @@
 
 Every setting of how stored KV is made keeps a window of its own, which loses its oldest document and gains
 one from request to request, so that what a slide and an append cost is what they cost an agent. Computation
-is counted in multiplications of tokens with the weights of the layers, conditioning, probes and deviations
-included, as a share of what full prefill of the same prompt takes; attention over keys is left out.
+is counted in multiplications (`bench.work`), conditioning, probes and deviations included, as a share of what
+full prefill of the same prompt takes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rolling_kv.bench.fidelity import Reference, measure, reference_of
 from rolling_kv.bench.requests import requests_of
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.statistics import share_of
+from rolling_kv.bench.work import Work
 from rolling_kv.errors import ConfigError
 from rolling_kv.session import RollingSession
 from rolling_kv.workloads import ROLLING, LabelledRequest
@@ -84,13 +85,14 @@ def run(
     with Rows(rows_path, settings=settings | conditions(engine)) as rows, ExitStack() as opened:
         done = len(rows.rows)
         if done < plan.requests:
+            work = opened.enter_context(Work(engine))
             windows = [
-                opened.enter_context(_RollingWindow(engine, setting, cells, requests[: done + _STREAM]))
+                opened.enter_context(_RollingWindow(engine, work, setting, cells, requests[: done + _STREAM]))
                 for setting, cells in _by_setting(plan.cells).items()
             ]
             for index in range(done, plan.requests):
                 progress(index, plan.requests)
-                rows.add(_row(engine, plan, windows, requests[index + _STREAM], index=index))
+                rows.add(_row(engine, plan, windows, requests[index + _STREAM], work=work, index=index))
         progress(plan.requests, plan.requests)
         return rows.rows[: plan.requests]
 
@@ -113,13 +115,14 @@ class _RollingWindow:
     def __init__(
         self,
         engine: TransformersHost,
+        work: Work,
         setting: Setting,
         cells: Sequence[Cell],
         before: Sequence[LabelledRequest],
     ) -> None:
         self.setting = setting
         self.cells = cells
-        self._engine = engine
+        self._work = work
         documents = len(before[0].documents)
         self.session = RollingSession.open(
             model=engine,
@@ -146,18 +149,17 @@ class _RollingWindow:
         self.session.close()
 
     def roll(self, text: str) -> dict[str, int]:
-        """Rolls the window by one document; the work that was done for it."""
-        work = {"idle": 0, "slide": 0}
+        """Rolls the window by one document; the multiplications that it took."""
+        spent = {"idle": 0, "slide": 0}
         if self.setting.preroll:
-            work["idle"] = self._counted(self.session.preroll)
+            spent["idle"] = self._work.during(self.session.preroll)
         elif not self.setting.batch:
             oldest = self.session.documents[0].id
-            work["slide"] = self._counted(lambda: self.session.evict(oldest))
-        work["append"] = self._counted(lambda: self.session.append(text))
-        if self.setting.batch:  # what is more than the new document is the price of the slide
-            own = self._engine.work_of(self.session.documents[-1].tokens)
-            work |= {"append": own, "slide": work["append"] - own}
-        return work
+            spent["slide"] = self._work.during(lambda: self.session.evict(oldest))
+        spent["append"] = self._work.during(lambda: self.session.append(text))
+        if self.setting.batch:  # the new document's pass is the last; the slide's came before it
+            spent |= {"append": self._work.last, "slide": spent["append"] - self._work.last}
+        return spent
 
     def outcomes(
         self, request: LabelledRequest, reference: Reference, *, turn: int
@@ -165,18 +167,14 @@ class _RollingWindow:
         """What each cell makes of the request; the cells take turns at being first."""
         found = {}
         first = turn % len(self.cells)
-        full = self._engine.work_of(reference.prompt_tokens)
+        full = self._work.of(reference.prompt_tokens)
+        scored = self._work.of(len(reference.token_ids), behind=reference.prompt_tokens)
         for cell in (*self.cells[first:], *self.cells[:first]):
-            before = self._engine.work
+            before = self._work.counted
             outcome = measure(self.session, request, reference, cell.arm, stats=False)
-            counted = self._engine.work - before - self._engine.work_of(len(reference.token_ids))
+            counted = self._work.counted - before - scored
             found[cell.name] = asdict(cell.arm) | outcome.to_dict() | {"ask": counted / full}
         return {cell.name: found[cell.name] for cell in self.cells}
-
-    def _counted(self, do: Callable[[], object]) -> int:
-        before = self._engine.work
-        do()
-        return self._engine.work - before
 
 
 def _row(
@@ -185,6 +183,7 @@ def _row(
     windows: Sequence[_RollingWindow],
     request: LabelledRequest,
     *,
+    work: Work,
     index: int,
 ) -> dict[str, Any]:
     rolled = [window.roll(request.documents[-1]) for window in windows]
@@ -192,16 +191,16 @@ def _row(
         session.extend(request.documents)
         reference = reference_of(session, request, max_new_tokens=plan.max_new_tokens)
     settings = []
-    for window, work in zip(windows, rolled, strict=True):
+    for window, spent in zip(windows, rolled, strict=True):
         own = reference
         if len(window.session.documents) > plan.documents:  # a batch holds more
             own = reference_of(window.session, request, max_new_tokens=plan.max_new_tokens)
-        full = engine.work_of(own.prompt_tokens)
+        full = work.of(own.prompt_tokens)
         settings.append(
             {
                 "setting": window.setting.name,
                 "documents": len(window.session.documents),
-                "work": {part: counted / full for part, counted in work.items()},
+                "work": {part: counted / full for part, counted in spent.items()},
                 "full_ttft": own.ttft,
                 "cells": window.outcomes(request, own, turn=index),
             }

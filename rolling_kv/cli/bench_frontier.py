@@ -66,7 +66,7 @@ def frontier(
 ) -> None:
     """Compares ways to keep and repair KV over a rolling window with full prefill, answer by answer.
 
-    Computation is in multiplications with weights, full prefill of the same prompt is 1: idle (pre-roll),
+    Computation is in multiplications, full prefill of the same prompt is 1: idle (pre-roll),
     append (the new document), slide (what losing the oldest costs) and ask (selection, recomputed tokens,
     the query).
     """

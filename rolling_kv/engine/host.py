@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from rolling_kv.engine.buffers import Buffers
 from rolling_kv.engine.families import require_supported, sliding_window_of
 from rolling_kv.engine.fingerprint import model_fingerprint
 from rolling_kv.engine.kernels import key_deviation, scatter_rows
+from rolling_kv.engine.layer_shapes import layer_shapes
 from rolling_kv.engine.profiles import read_profile
 from rolling_kv.engine.rope import rope_of
 from rolling_kv.engine.stitch import PlacedKV, StitchedKV
@@ -38,6 +40,22 @@ class PassInterrupted(Exception):
 
 class _LayerReached(Exception):
     """Ends a pass once the last layer that it is about has been seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """What a pass computes.
+
+    Args:
+        rows: [rows], positions, ascending.
+        positions: [keys], of what they may see, ascending; None for 0, 1, 2, ...
+        last_layer: where the pass ends, which is with that layer's queries, keys and values; None: with
+            logits.
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor | None
+    last_layer: int | None
 
 
 class TransformersHost:
@@ -71,13 +89,8 @@ class TransformersHost:
         self.dtype: torch.dtype = model.dtype
         self.rope = rope_of(model, name=name, head_dim=self.head_dim)
         self._model = model
-        layers = model.get_decoder().layers
-        self._layer_weights = [_weights(layer) for layer in layers]
-        self._projection_weights = [
-            sum(_weights(getattr(layer.self_attn, name)) for name in ("q_proj", "k_proj", "v_proj"))
-            for layer in layers
-        ]
-        self.work = 0  # of all passes so far, as `work_of` counts it
+        self.layer_shapes = layer_shapes(model, head_dim=self.head_dim)
+        self.on_pass: Callable[[PassShape], None] | None = None  # told of every pass before it runs
         self._turns = Turns()
         self._ahead = Ahead(self.device)
         self._buffers = Buffers()
@@ -114,15 +127,6 @@ class TransformersHost:
     def weight_bytes(self) -> int:
         """Of the model's parameters, those that are shared once."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
-
-    def work_of(self, tokens: int, *, last_layer: int | None = None) -> int:
-        """Multiplications with weights of the layers in a pass of so many tokens; not those of attention.
-
-        Args:
-            last_layer: where the pass ends, which is with that layer's keys and queries.
-        """
-        work = sum(self._layer_weights[:last_layer])
-        return tokens * (work if last_layer is None else work + self._projection_weights[last_layer])
 
     @property
     def wanted(self) -> bool:
@@ -331,7 +335,8 @@ class TransformersHost:
             rows=rows, positions=positions, on_query=None if on_query is None else look
         )
         with self._turns.request(), torch.inference_mode():
-            self.work += self.work_of(len(token_ids), last_layer=last_layer)
+            if self.on_pass is not None:
+                self.on_pass(PassShape(rows, positions, last_layer))
             try:
                 output = self._model(
                     input_ids=torch.tensor([list(token_ids)], device=self.device),
@@ -360,7 +365,9 @@ class TransformersHost:
 
     def _stock(self, token_ids: Sequence[int], cache: Any, *, keep: int) -> torch.Tensor:
         with self._turns.request(), torch.inference_mode(), self._stock_attention():
-            self.work += self.work_of(len(token_ids))
+            if self.on_pass is not None:
+                first = cache.get_seq_length()
+                self.on_pass(PassShape(torch.arange(first, first + len(token_ids)), None, None))
             output = self._model(
                 input_ids=torch.tensor([list(token_ids)], device=self.device),
                 use_cache=True,
@@ -376,8 +383,3 @@ class TransformersHost:
             yield
         finally:
             self._model.set_attn_implementation(interception.ATTENTION_NAME)
-
-
-def _weights(module: torch.nn.Module) -> int:
-    """Of its matrices; norms and biases multiply no token by a matrix."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() > 1)

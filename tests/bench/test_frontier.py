@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,30 +80,22 @@ def rows(llama_engine: TransformersHost, tmp_path_factory: pytest.TempPathFactor
     return run(llama_engine, PLAN, rows_path=path, progress=silent)
 
 
-def test_computation_is_counted_in_weights(
-    rows: list[dict[str, Any]], llama_engine: TransformersHost
+@pytest.fixture(scope="module")
+def entries_in_tokens(llama_engine: TransformersHost, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Without attention, so that computation is proportional to the tokens that are computed."""
+    path = tmp_path_factory.mktemp("frontier-in-tokens") / "rows.jsonl"
+    with pytest.MonkeyPatch.context() as patched:
+        layers = [replace(layer, attention_width=0) for layer in llama_engine.layer_shapes]
+        patched.setattr(llama_engine, "layer_shapes", layers)
+        rows = run(llama_engine, PLAN, rows_path=path, progress=silent)
+    return {entry["cell"]: entry for entry in summarise(rows)}
+
+
+def test_computation_is_counted(
+    rows: list[dict[str, Any]], entries_in_tokens: dict[str, dict[str, Any]]
 ) -> None:
-    """A document's pass ends with the keys, values and queries of the last layer; a query's does not."""
-    config = llama_engine._model.config
-    hidden, width = config.hidden_size, llama_engine.head_dim
-    queries, keys = hidden * config.num_attention_heads * width, hidden * llama_engine.kv_heads * width
-    layer = 2 * queries + 2 * keys + 3 * hidden * config.intermediate_size
-    full = llama_engine.layers * layer
-    assert llama_engine.work_of(7) == 7 * full
-    for row in rows:
-        isolated = row["settings"][0]
-        assert isolated["setting"] == "isolated"
-        appended = isolated["work"]["append"] * row["prompt_tokens"] * full
-        tokens = appended / (full - layer + queries + 2 * keys)
-        assert tokens == pytest.approx(round(tokens))
-        assert 5 < tokens < row["prompt_tokens"] / 5
-        asked = isolated["cells"]["direct-reuse:isolated"]["ask"] * row["prompt_tokens"]
-        assert asked == pytest.approx(round(asked))
-
-
-def test_computation_is_counted(rows: list[dict[str, Any]]) -> None:
     """In documents, which are of one length but for a token or two: the instruction and query are apart."""
-    entries = {entry["cell"]: entry for entry in summarise(rows)}
+    entries = entries_in_tokens
     document = entries["direct-reuse:isolated"]["work"]["append"]
 
     def documents(cell: str, part: str) -> float:
