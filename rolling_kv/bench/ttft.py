@@ -12,12 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rolling_kv.answer import Answer
 from rolling_kv.bench.conditions import conditions
 from rolling_kv.bench.memory import PeakMemory, anonymous_bytes
 from rolling_kv.bench.remaining import Remaining
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.ttft_arms import TtftArm
 from rolling_kv.bench.ttft_setups import SETUPS, Base
+from rolling_kv.bench.work import Work
 from rolling_kv.config import session_config
 from rolling_kv.errors import PromptTooLongError
 from rolling_kv.policies import create_policy
@@ -44,7 +46,8 @@ class TtftRun:
 
     Args:
         windows: documents.
-        requests: of each window; one more comes first, warms up and is not timed: memory is measured in it.
+        requests: of each window; one more comes first, warms up and is not timed: in it memory is measured
+            and computation counted.
         setups: names in `SETUPS`.
         detail: of the market events.
         seed: of the events.
@@ -171,12 +174,12 @@ class _Window:
         sides: list[Side] = [
             (
                 f"{arm.name} {name}",
-                partial(self._arm, arm, name, before, now[-1], question, memory=not number),
+                partial(self._arm, arm, name, before, now[-1], question, untimed=not number),
             )
             for arm in self._plan.arms
             for name in self._setups(number)
         ]
-        full: list[Side] = [(FULL, partial(self._full, now, question, memory=not number))]
+        full: list[Side] = [(FULL, partial(self._full, now, question, untimed=not number))]
         if self._llama is not None:
             full.append((LLAMA_CPP, partial(self._llama_cpp, now, question)))
         names = [name for name, _ in (*full, *sides)]
@@ -209,20 +212,20 @@ class _Window:
         new: MarketEvent,
         question: Any,
         *,
-        memory: bool,
+        untimed: bool,
     ) -> dict[str, Any]:
         setup = SETUPS[name]
         with self._bases[arm.conditioning, setup.disk].session(setup, before) as session:
             started = time.perf_counter()
             session.append(new.text, id=new.id)
             appended = time.perf_counter() - started
-            found = self._asked(session, question, memory=memory, **arm.options())
+            found = self._asked(session, question, untimed=untimed, **arm.options())
         return found | {"arm": arm.name, "setup": name, "append_seconds": appended}
 
-    def _full(self, now: Sequence[MarketEvent], question: Any, *, memory: bool) -> dict[str, Any]:
+    def _full(self, now: Sequence[MarketEvent], question: Any, *, untimed: bool) -> dict[str, Any]:
         with RollingSession.open(model=self._engine, instruction=INSTRUCTION, ingest="lazy") as session:
             session.extend([event.text for event in now])
-            return self._asked(session, question, memory=memory, policy=FULL)
+            return self._asked(session, question, untimed=untimed, policy=FULL)
 
     def _llama_cpp(self, now: Sequence[MarketEvent], question: Any) -> dict[str, Any]:
         assert self._llama is not None
@@ -232,15 +235,12 @@ class _Window:
         return {"ttft": self._llama.ttft(ids), "prompt_tokens": len(ids)}
 
     def _asked(
-        self, session: RollingSession, question: Any, *, memory: bool, **options: Any
+        self, session: RollingSession, question: Any, *, untimed: bool, **options: Any
     ) -> dict[str, Any]:
         asked = {"answer_prefix": question.answer_prefix, "max_new_tokens": 1, **options}
-        peak = None
-        if memory and self._plan.memory:
-            at_start = anonymous_bytes()
-            with PeakMemory() as watched:
-                answer = session.ask(question.query, **asked)
-            peak = {"before_model": self._before_model, "at_start": at_start, "peak": watched.peak}
+        watched: dict[str, Any] = {}
+        if untimed:
+            answer, watched = self._watched(lambda: session.ask(question.query, **asked))
         else:
             answer = session.ask(question.query, **asked)
         timing, usage = answer.timing, answer.usage
@@ -255,8 +255,16 @@ class _Window:
             "kv_bytes_moved": (usage.prompt_tokens - usage.computed) * self._engine.kv_bytes_per_token,
             "first_token": answer.token_ids[0] if answer.token_ids else None,
             "degraded": list(usage.degraded),
-            "memory": peak,
-        }
+        } | watched
+
+    def _watched(self, ask: Callable[[], Answer]) -> tuple[Answer, dict[str, Any]]:
+        """Asks; and the memory and computation that it took, both of which cost time to look at."""
+        with Work(self._engine) as work, ExitStack() as looking:
+            at_start = anonymous_bytes() if self._plan.memory else 0
+            peak = looking.enter_context(PeakMemory()) if self._plan.memory else None
+            answer = ask()
+        memory = peak and {"before_model": self._before_model, "at_start": at_start, "peak": peak.peak}
+        return answer, {"memory": memory, "multiplications": work.counted}
 
 
 def require_fitting(engine: TransformersHost, plan: TtftRun) -> None:

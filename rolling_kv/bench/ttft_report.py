@@ -13,27 +13,25 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry a window and side: full prefill, every arm in every setup, and llama.cpp if it took part.
 
     Ratios are full prefill's time over the side's in the same request; the first request warms up and counts
-    for memory alone.
+    for memory and multiplications alone.
     """
     entries = []
     for window in dict.fromkeys(row["window"] for row in rows):
         own = [row for row in rows if row["window"] == window]
         timed = [row for row in own if row["request"]]
         sides = dict.fromkeys(name for row in timed for name in row["measured"])
-        memory = {
-            name: one.get("memory")
-            for row in own
-            if not row["request"]
-            for name, one in row["measured"].items()
-        }
+        first = own[0]["measured"] if not own[0]["request"] else {}
         order = sorted(sides, key=lambda name: name != FULL)
-        entries += [_entry(window, name, timed, memory.get(name)) for name in order]
+        entries += [_entry(window, name, timed, first) for name in order]
     return entries
 
 
 def _entry(
-    window: int, side: str, rows: Sequence[dict[str, Any]], memory: dict[str, int] | None
+    window: int, side: str, rows: Sequence[dict[str, Any]], first: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
+    """Args:
+    first: what was measured in the request that warms up.
+    """
     pairs = [(row["measured"][FULL], row["measured"][side]) for row in rows if side in row["measured"]]
     times = [one["ttft"] for _, one in pairs]
     ratios = [full["ttft"] / one["ttft"] for full, one in pairs]
@@ -57,9 +55,16 @@ def _entry(
         "recomputed": median(one["recomputed"] for _, one in pairs),
         "segments": median(one["segments"] for _, one in pairs),
         "same_first_token": sum(full["first_token"] == one["first_token"] for full, one in pairs),
-        "memory": memory,
+        "memory": first.get(side, {}).get("memory"),
+        "fewer_multiplications": _fewer(first, side),
         "degraded": sorted({reason for _, one in pairs for reason in one["degraded"]}),
     }
+
+
+def _fewer(first: dict[str, dict[str, Any]], side: str) -> float | None:
+    """Full prefill's multiplications over the side's: as many times sooner as arithmetic alone allows."""
+    full, own = (first.get(name, {}).get("multiplications") for name in (FULL, side))
+    return full / own if full and own else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -95,8 +100,9 @@ def markdown(entries: Sequence[dict[str, Any]]) -> str:
         lines += [
             f"### {window} documents, {own[0]['prompt_tokens']:.0f} tokens, {own[0]['requests']} requests",
             "",
-            "| arm | setup | TTFT, median (P95) | sooner (range) | ingest | load | select | fuse | append |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| arm | setup | TTFT, median (P95) | sooner (range) | fewer multiplications | ingest | load | "
+            "select | fuse | append |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *(_line(entry) for entry in own),
             "",
         ]
@@ -106,13 +112,14 @@ def markdown(entries: Sequence[dict[str, Any]]) -> str:
 def _line(entry: dict[str, Any]) -> str:
     phases = entry.get("phases", {})
     cells = [f"{phases[name]:.3f}" if phases else "" for name in ("ingest", "load", "select", "fuse")]
-    append = entry.get("append")
+    append, fewer = entry.get("append"), entry.get("fewer_multiplications")
     sooner = entry["sooner"]
     cells = [
         f"`{entry['arm']}`",
         entry["setup"] or "",
         f"{entry['ttft']['median']:.3f} ({entry['ttft']['p95']:.3f})",
         f"{sooner['median']:.1f} ({sooner['lowest']:.1f} to {sooner['highest']:.1f})",
+        "" if fewer is None else f"{fewer:.1f}x",
         *cells,
         "" if append is None else f"{append:.3f}",
     ]

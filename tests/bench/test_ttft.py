@@ -128,13 +128,16 @@ def test_the_summary_by_hand() -> None:
         {"window": 2, "request": n, "measured": {"a ask": one(f), "full-prefill": one(t)}, "loading": [load]}
         for n, (f, t) in enumerate([(9.0, 9.0), (1.0, 8.0), (2.0, 8.0), (4.0, 8.0)])
     ]
+    rows[0]["measured"]["full-prefill"]["multiplications"] = 40
+    rows[0]["measured"]["a ask"]["multiplications"] = 5
     full, arm = summarise(rows)
+    assert arm["fewer_multiplications"] == 8.0
     assert (full["side"], full["sooner"]["median"]) == ("full-prefill", 1.0)
     assert arm["ttft"] == {"median": 2.0, "p95": 4.0, "all": [1.0, 2.0, 4.0]}
     assert arm["sooner"] == {"median": 4.0, "lowest": 2.0, "highest": 8.0}
     assert (arm["same_first_token"], arm["append"], arm["requests"]) == (3, 0.5, 3)
     assert loading(rows)[0]["share"] == 0.5
-    assert "| `a` | ask | 2.000 (4.000) | 4.0 (2.0 to 8.0) |" in markdown([full, arm])
+    assert "| `a` | ask | 2.000 (4.000) | 4.0 (2.0 to 8.0) | 8.0x |" in markdown([full, arm])
 
 
 def test_percentiles_are_nearest_ranks() -> None:
@@ -181,6 +184,7 @@ def test_the_command(llama_folder: Path, tmp_path: Path) -> None:
     ]
     memory = [entry["memory"] for entry in report["entries"]]  # of a process that ran other tests before
     assert all(one["peak"] > 0 and one["before_model"] > 0 for one in memory)
+    assert all(entry["fewer_multiplications"] >= 1 for entry in report["entries"])
     assert report["weight_bytes"] > 0
     assert (tmp_path / "ttft-window.png").stat().st_size > 1000
     assert "document-aligned@0.1:isolated" in (tmp_path / "table.md").read_text()
