@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from types import TracebackType
@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 from rolling_kv.bench.cells import Cell, Setting
 from rolling_kv.bench.conditions import conditions, digest_of
 from rolling_kv.bench.fidelity import Reference, measure, reference_of
+from rolling_kv.bench.layered import Layered
 from rolling_kv.bench.requests import requests_of
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.statistics import share_of
 from rolling_kv.bench.work import Work
+from rolling_kv.config import session_config
 from rolling_kv.errors import ConfigError
 from rolling_kv.session import RollingSession
+from rolling_kv.store import open_store
 from rolling_kv.workloads import ROLLING, LabelledRequest
 
 if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
+    from rolling_kv.store.base import KVStore
 
 _MEMORY = 1 << 30  # bytes of stored KV for each setting
 _STREAM = 16  # documents before the first window, which stream:k has seen
@@ -86,8 +90,12 @@ def run(
         done = len(rows.rows)
         if done < plan.requests:
             work = opened.enter_context(Work(engine))
+            before = requests[: done + _STREAM]
+            bases = _Bases(engine, plan.cells, before)
             windows = [
-                opened.enter_context(_RollingWindow(engine, work, setting, cells, requests[: done + _STREAM]))
+                opened.enter_context(
+                    _RollingWindow(engine, work, setting, cells, before, base=bases.of(setting))
+                )
                 for setting, cells in _by_setting(plan.cells).items()
             ]
             for index in range(done, plan.requests):
@@ -104,12 +112,64 @@ def _by_setting(cells: Sequence[Cell]) -> dict[Setting, list[Cell]]:
     return grouped
 
 
+class _Bases:
+    """The KV of the window before the first request, made once for all settings that make it alike.
+
+    The newest document is left out, which some settings do not store.
+    """
+
+    def __init__(
+        self, engine: TransformersHost, cells: Sequence[Cell], before: Sequence[LabelledRequest]
+    ) -> None:
+        self._engine = engine
+        self._before = before
+        self._anchored = {_alike(cell.setting) for cell in cells if cell.setting.anchors}
+        self._stores: dict[Setting, KVStore] = {}
+
+    def of(self, setting: Setting) -> KVStore:
+        """A store that holds it; an empty one where a setting is exact and computes all it keeps."""
+        if setting.batch or setting.preroll:
+            return open_store(None)
+        alike = _alike(setting)
+        if alike not in self._stores:
+            made = replace(alike, anchors=alike in self._anchored)
+            store = self._stores[alike] = open_store(None)
+            with _session(self._engine, made, self._before, store=Layered(store, store)) as session:
+                session.extend(_documents(made, self._before)[:-1])
+        return self._stores[alike]
+
+
+def _alike(setting: Setting) -> Setting:
+    """What settings have in common whose KV is the same: a fresh tail and anchors change none of it."""
+    return replace(setting, fresh_tail=0, anchors=False)
+
+
+def _documents(setting: Setting, before: Sequence[LabelledRequest]) -> list[str]:
+    """Of the last request, behind those that left the window before it where the setting knows of them."""
+    rolled = _STREAM - 1 if setting.conditioning.startswith("stream") else 0
+    if setting.batch:  # as far as it would be, had it begun with the first request
+        rolled = (len(before) - _STREAM) % setting.batch
+    return [one.documents[0] for one in before[-1 - rolled : -1]] + list(before[-1].documents)
+
+
+def _session(
+    engine: TransformersHost, setting: Setting, before: Sequence[LabelledRequest], *, store: KVStore
+) -> RollingSession:
+    config = session_config(
+        instruction=before[0].instruction,
+        deterministic=False,
+        **setting.session_settings(documents=len(before[0].documents)),
+    )
+    return RollingSession(engine=engine, store=store, config=config)
+
+
 class _RollingWindow:
     """The window of one setting, as it was before the next request.
 
     Args:
         cells: of the setting.
         before: the requests that came before the next one, at least `_STREAM`.
+        base: holds what is stored before the window rolls; it is not written to.
     """
 
     def __init__(
@@ -119,25 +179,17 @@ class _RollingWindow:
         setting: Setting,
         cells: Sequence[Cell],
         before: Sequence[LabelledRequest],
+        *,
+        base: KVStore,
     ) -> None:
         self.setting = setting
         self.cells = cells
         self._work = work
-        documents = len(before[0].documents)
-        self.session = RollingSession.open(
-            model=engine,
-            instruction=before[0].instruction,
-            deterministic=False,
-            memory_limit=_MEMORY,
-            **setting.session_settings(documents=documents),
-        )
-        rolled = _STREAM - 1 if setting.conditioning.startswith("stream") else 0
-        if setting.batch:  # as far as it would be, had it begun with the first request
-            rolled = (len(before) - _STREAM) % setting.batch
-        earlier = [one.documents[0] for one in before[-1 - rolled : -1]]
-        self.session.extend([*earlier, *before[-1].documents])
+        store = Layered(base, open_store(None, memory_limit=_MEMORY))
+        self.session = _session(engine, setting, before, store=store)
+        self.session.extend(_documents(setting, before))
         if not setting.batch:
-            for document in self.session.documents[:-documents]:
+            for document in self.session.documents[: -len(before[0].documents)]:
                 self.session.evict(document.id)
 
     def __enter__(self) -> _RollingWindow:

@@ -11,12 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from rolling_kv.bench.layered import Layered
 from rolling_kv.bench.memory import PeakMemory, anonymous_bytes
 from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.ttft import TtftRun, require_fitting, run
 from rolling_kv.bench.ttft_arms import parse_ttft_arm, parse_ttft_arms
 from rolling_kv.bench.ttft_report import loading, markdown, percentile, summarise
-from rolling_kv.bench.ttft_setups import SETUPS, Base, Layered
+from rolling_kv.bench.ttft_setups import SETUPS, Base
 from rolling_kv.cli.app import app
 from rolling_kv.config import session_config
 from rolling_kv.engine.host import TransformersHost
