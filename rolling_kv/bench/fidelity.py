@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,25 @@ class Reference:
     def compared(self) -> int:
         """How many of the logits predict a part of the answer."""
         return len(self.token_ids) + self.ended
+
+    @property
+    def least_margin(self) -> float:
+        """How far the likeliest token is from the next, in nats, where it is least."""
+        two = self.log_probabilities.topk(2, dim=-1).values
+        return float((two[:, 0] - two[:, 1]).min())
+
+    def answer_only(self, request: LabelledRequest, decode: Callable[[Sequence[int]], str]) -> Reference:
+        """Up to the token that makes it right: what is said behind it is no answer. Itself when wrong."""
+        if not self.right:
+            return self
+        count = next(
+            count
+            for count in range(1, len(self.token_ids) + 1)
+            if request.is_right(decode(self.token_ids[:count]))
+        )
+        if count == len(self.token_ids):
+            return self
+        return replace(self, token_ids=self.token_ids[:count], ended=False)
 
     @cached_property  # many arms are compared with one reference, and vocabularies are large
     def log_probabilities(self) -> torch.Tensor:

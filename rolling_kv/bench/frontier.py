@@ -1,5 +1,8 @@
 """The frontier: how near to full prefill, for how much computation, over a window that rolls.
 
+Answers are compared up to the token that makes full prefill's the expected one; by default only requests
+that full prefill answers as expected are measured, and the window rolls past the others.
+
 Every setting of how stored KV is made keeps a window of its own, which loses its oldest document and gains
 one from request to request, so that what a slide and an append cost is what they cost an agent. Computation
 is counted in multiplications (`bench.work`), conditioning, probes and deviations included, as a share of what
@@ -25,7 +28,7 @@ from rolling_kv.bench.rows import Rows
 from rolling_kv.bench.statistics import share_of
 from rolling_kv.bench.work import Work
 from rolling_kv.config import session_config
-from rolling_kv.errors import ConfigError
+from rolling_kv.errors import BenchError, ConfigError
 from rolling_kv.session import RollingSession
 from rolling_kv.store import open_store
 from rolling_kv.workloads import ROLLING, LabelledRequest
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from rolling_kv.store.base import KVStore
 
 _MEMORY = 1 << 30  # bytes of stored KV for each setting
+_CANDIDATES = 20  # requests for each that is to be measured, of which full prefill may answer many otherwise
 _STREAM = 16  # documents before the first window, which stream:k has seen
 
 Progress = Callable[[int, int], None]
@@ -48,7 +52,10 @@ class FrontierRun:
     Args:
         workload: one that rolls.
         documents: in the window.
+        requests: that are measured.
+        max_new_tokens: of full prefill's answer.
         seed: of the workload.
+        answerable: only requests are measured that full prefill answers as expected.
     """
 
     cells: tuple[Cell, ...]
@@ -57,6 +64,7 @@ class FrontierRun:
     requests: int
     max_new_tokens: int = 16
     seed: int = 0
+    answerable: bool = True
 
     def __post_init__(self) -> None:
         if self.workload not in ROLLING:
@@ -74,9 +82,14 @@ class FrontierRun:
 def run(
     engine: TransformersHost, plan: FrontierRun, *, rows_path: Path, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Measures what `rows_path` does not hold yet, and returns all rows, one a request."""
+    """Measures what `rows_path` does not hold yet, and returns all rows, one a request.
+
+    Raises:
+        BenchError: full prefill answers hardly any request as expected.
+    """
     documents = (plan.documents, plan.documents)
-    requests = requests_of(plan.workload, seed=plan.seed, documents=documents, count=plan.requests + _STREAM)
+    count = plan.requests * (_CANDIDATES if plan.answerable else 1)
+    requests = requests_of(plan.workload, seed=plan.seed, documents=documents, count=count + _STREAM)
     settings = {
         "kind": "frontier",
         "cells": [cell.name for cell in plan.cells],
@@ -84,13 +97,15 @@ def run(
         "documents": plan.documents,
         "max_new_tokens": plan.max_new_tokens,
         "seed": plan.seed,
+        "answerable": plan.answerable,
         "requests_digest": digest_of({plan.workload: requests}),
     }
     with Rows(rows_path, settings=settings | conditions(engine)) as rows, ExitStack() as opened:
-        done = len(rows.rows)
+        done = len(measured(rows.rows))
         if done < plan.requests:
             work = opened.enter_context(Work(engine))
-            before = requests[: done + _STREAM]
+            rolled = len(rows.rows)
+            before = requests[: rolled + _STREAM]
             bases = _Bases(engine, plan.cells, before)
             windows = [
                 opened.enter_context(
@@ -98,11 +113,24 @@ def run(
                 )
                 for setting, cells in _by_setting(plan.cells).items()
             ]
-            for index in range(done, plan.requests):
-                progress(index, plan.requests)
+            for index in range(rolled, count):
+                progress(done, plan.requests)
                 rows.add(_row(engine, plan, windows, requests[index + _STREAM], work=work, index=index))
+                done = len(measured(rows.rows))
+                if done == plan.requests:
+                    break
+            else:
+                raise BenchError(
+                    f"Full prefill answered {done} of {count} requests as expected; {plan.requests} were to "
+                    "be measured. Pass --all, or another workload, --documents or model."
+                )
         progress(plan.requests, plan.requests)
-        return rows.rows[: plan.requests]
+        return rows.rows
+
+
+def measured(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose cells were measured; past the others the window rolled."""
+    return [row for row in rows if row["measured"]]
 
 
 def _by_setting(cells: Sequence[Cell]) -> dict[Setting, list[Cell]]:
@@ -242,11 +270,14 @@ def _row(
     with RollingSession.open(model=engine, instruction=request.instruction, ingest="lazy") as session:
         session.extend(request.documents)
         reference = reference_of(session, request, max_new_tokens=plan.max_new_tokens)
+    taken = bool(reference.right) or not plan.answerable
+    compared = reference.answer_only(request, engine.tokenizer.decode)
     settings = []
     for window, spent in zip(windows, rolled, strict=True):
-        own = reference
-        if len(window.session.documents) > plan.documents:  # a batch holds more
+        own = compared
+        if taken and len(window.session.documents) > plan.documents:  # a batch holds more
             own = reference_of(window.session, request, max_new_tokens=plan.max_new_tokens)
+            own = own.answer_only(request, engine.tokenizer.decode)
         full = work.of(own.prompt_tokens)
         settings.append(
             {
@@ -254,15 +285,18 @@ def _row(
                 "documents": len(window.session.documents),
                 "work": {part: counted / full for part, counted in spent.items()},
                 "full_ttft": own.ttft,
-                "cells": window.outcomes(request, own, turn=index),
+                "cells": window.outcomes(request, own, turn=index) if taken else {},
             }
         )
     return {
         "request": index,
         "prompt_tokens": reference.prompt_tokens,
+        "measured": taken,
         "full_prefill": {
             "text": reference.text,
             "tokens": len(reference.token_ids),
+            "compared": compared.compared,
+            "least_margin": compared.least_margin,
             "right": reference.right,
             "ttft": reference.ttft,
         },
@@ -271,7 +305,8 @@ def _row(
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry a cell; shares of computation are means over the requests."""
+    """One entry a cell, over the requests that were measured; shares of computation are means."""
+    rows = measured(rows)
     return [
         _entry(rows, place, cell)
         for place, setting in enumerate(rows[0]["settings"])

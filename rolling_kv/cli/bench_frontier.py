@@ -26,7 +26,15 @@ def frontier(
         str, typer.Option(help=f"{', '.join(sorted(ROLLING))}; its window rolls.")
     ] = "rolling-needle",
     documents: Annotated[int, typer.Option(help="In the window.")] = 24,
-    requests: Annotated[int, typer.Option(help="Each rolls the window by one document.")] = 20,
+    requests: Annotated[
+        int, typer.Option(help="To measure; each request rolls the window by one document.")
+    ] = 20,
+    answerable: Annotated[
+        bool,
+        typer.Option(
+            "--answerable/--all", help="Measure only requests that full prefill answers as expected, or all."
+        ),
+    ] = True,
     conditioning: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +99,7 @@ def frontier(
         requests=requests,
         max_new_tokens=max_new_tokens,
         seed=seed,
+        answerable=answerable,
     )
     with progress_bar() as progress:
         engine = loaded(
@@ -108,12 +117,13 @@ def frontier(
         )
     entries = summarise(rows)
     settings = {"cells": [one.name for one in plan.cells]} | {
-        name: getattr(plan, name) for name in ("workload", "documents", "requests", "max_new_tokens", "seed")
+        name: getattr(plan, name)
+        for name in ("workload", "documents", "requests", "max_new_tokens", "seed", "answerable")
     }
     report = about(engine) | {"settings": settings, "full_prefill": _full(rows), "entries": entries}
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "table.md").write_text(markdown(entries) + "\n", encoding="utf-8")
-    title = f"{engine.name}, {workload}, {documents} documents, {len(rows)} requests"
+    title = f"{engine.name}, {workload}, {documents} documents, {requests} requests"
     agreement_against_work(entries, out / "frontier.png", title=title)
     if as_json:
         print_json(report)

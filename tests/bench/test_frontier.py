@@ -12,7 +12,8 @@ import pytest
 from rolling_kv.bench.cells import grid, parse_cell
 from rolling_kv.bench.frontier import FrontierRun, best, markdown, run, summarise
 from rolling_kv.engine.host import TransformersHost
-from rolling_kv.errors import ConfigError, RollingKVError
+from rolling_kv.errors import BenchError, ConfigError, RollingKVError
+from rolling_kv.workloads import LabelledRequest
 from tests.bench.commands import command
 
 CELLS = (
@@ -32,6 +33,7 @@ PLAN = FrontierRun(
     requests=4,
     max_new_tokens=2,
     seed=1,
+    answerable=False,  # a random model answers nothing as expected
 )
 
 
@@ -155,6 +157,34 @@ def test_a_stopped_run_goes_on_to_the_same_rows(
     assert without_seconds(resumed) == without_seconds(rows)
 
 
+def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
+    llama_engine: TransformersHost,
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [row["full_prefill"]["text"] for row in rows]
+    wanted = {texts[1][:1], texts[3][:1]}
+    monkeypatch.setattr(LabelledRequest, "is_right", lambda _, text: text[:1] in wanted)
+    plan = replace(PLAN, answerable=True, requests=2, cells=PLAN.cells[:4])
+    found = run(llama_engine, plan, rows_path=tmp_path / "rows.jsonl", progress=silent)
+    right = [row["full_prefill"]["right"] for row in found]
+    assert right == [text[:1] in wanted for text in texts[: len(found)]]
+    assert sum(right) == 2
+    assert right[-1]
+    for ours, theirs in zip(found, rows, strict=False):
+        assert ours["measured"] == ours["full_prefill"]["right"]
+        assert ours["full_prefill"]["compared"] == (1 if ours["measured"] else 2)
+        for one, other in zip(ours["settings"], theirs["settings"], strict=False):
+            assert one["work"] == other["work"], "the window rolls alike"
+            assert bool(one["cells"]) == ours["measured"]
+    assert {entry["requests"] for entry in summarise(found)} == {2}
+    never = replace(plan, requests=1)
+    monkeypatch.setattr(LabelledRequest, "is_right", lambda *_: False)
+    with pytest.raises(BenchError, match="answered 0 of 20 requests as expected; 1 were to be measured"):
+        run(llama_engine, never, rows_path=tmp_path / "never.jsonl", progress=silent)
+
+
 def entry(cell: str, *, share: float, work: float) -> dict[str, Any]:
     agreement = {"share": share, "low": share, "high": share}
     parts = {"idle": 0.0, "append": 0.1, "slide": 0.0, "ask": work, "slide_and_ask": work}
@@ -207,7 +237,7 @@ def test_the_command_writes_report_table_and_plot(
         1,
     )
     arguments += ("--conditioning", "isolated", "--policy", "epic", "--policy", "qcfuse", "--ratio", 0.1)
-    arguments += ("--cell", "batch:2", "--max-new-tokens", 3)
+    arguments += ("--cell", "batch:2", "--max-new-tokens", 3, "--all")
     assert command(monkeypatch, *arguments, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((out / "report.json").read_text())
