@@ -18,6 +18,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 Pipeline = Literal["auto", "on", "off"]
+Preroll = Literal["off", "slide", "wait", "auto"]
 
 
 def require_sample(share: float) -> float:
@@ -64,8 +65,10 @@ class SessionSettings(TypedDict, total=False):
             the window a window away from the instruction, as these layers see them; `packed` always right
             behind it.
         fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
-        preroll: prefills the next window exactly while nobody asks. `auto`: a call uses what is there.
-            `wait`: a call computes what is missing, so that every answer is full prefill's. Default: `off`.
+        preroll: what is computed while nobody asks. `slide`: what losing the oldest document and gaining one
+            takes under the conditioning; answers are the same. `wait`: the whole next window, exactly; a call
+            computes what is missing, so that every answer is full prefill's. `auto`: the same, and a call
+            uses what is there. Default: `off`.
         selection_layer: the layer (0-based, at least 1) at which deviations are taken.
         deviation_sample: the share of each document's tokens whose deviation is computed, above 0 to 1; the
             others are taken to deviate like the nearest of these. 1, all, is the default.
@@ -96,7 +99,7 @@ class SessionSettings(TypedDict, total=False):
     conditioning: str
     positions: Literal["true", "packed"]
     fresh_tail: int
-    preroll: Literal["off", "auto", "wait"]
+    preroll: Preroll
     selection_layer: int
     deviation_sample: float
     pipeline: Pipeline
@@ -127,7 +130,7 @@ class SessionConfig(BaseModel):
     conditioning: str = DEFAULT_CONDITIONING
     positions: Literal["true", "packed"] = "true"
     fresh_tail: int = 0
-    preroll: Literal["off", "auto", "wait"] = "off"
+    preroll: Preroll = "off"
     selection_layer: int = 1
     deviation_sample: float = 1.0
     pipeline: Pipeline = "auto"
@@ -188,8 +191,8 @@ class SessionConfig(BaseModel):
             )
         if self.preroll == "auto":
             raise ValueError(
-                "preroll 'auto' makes answers depend on how far it came; pass preroll='wait', or "
-                "deterministic=False"
+                "preroll 'auto' makes answers depend on how far it came; pass preroll='slide' or 'wait', "
+                "or deterministic=False"
             )
         return self
 
@@ -200,8 +203,11 @@ class SessionConfig(BaseModel):
             raise ValueError(
                 f"preroll {self.preroll!r} and conditioning {self.conditioning!r} exclude each other"
             )
-        if self.preroll != "off" and self.fresh_tail:
-            raise ValueError("preroll computes every document exactly, so fresh_tail has no place beside it")
+        if self.preroll in ("wait", "auto") and self.fresh_tail:
+            raise ValueError(
+                f"preroll {self.preroll!r} computes every document exactly, so fresh_tail has no place "
+                "beside it"
+            )
         return self
 
     @field_validator("window", "window_tokens", "selection_layer")

@@ -46,8 +46,8 @@ class Ingestor:
 
     A segment is computed by a pass of its own over the KV of its path, which is found or computed in the same
     way, so what is computed depends on lineage alone. Only the segments themselves are stored; what was
-    computed merely as their context is dropped with the call. Beside the segments of the last prompt, a chain
-    may be kept in memory: segments that were each computed after all that precedes them in a prompt to come.
+    computed merely as their context is dropped with the call. Beside the segments of the last prompt, those
+    that a prompt to come will need may be kept in memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ingestor:
         self._engine = engine
         self._store = store
         self._resident: dict[str, SegmentKV] = {}
-        self._chain: dict[str, SegmentKV] = {}
+        self._ahead: dict[str, SegmentKV] = {}
         self._anchors: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def ensure(
@@ -104,12 +104,22 @@ class Ingestor:
             count += 1
         return count
 
-    def extend_chain(
-        self, lineages: Sequence[Lineage], *, interrupted: Callable[[], bool] | None = None
+    def at_hand(self, paths: Sequence[Sequence[Lineage]]) -> int:
+        """How many of `paths` end with a segment whose KV is in memory."""
+        return sum(self._in_memory(path[-1].key) is not None for path in paths)
+
+    def compute_ahead(
+        self,
+        paths: Sequence[Sequence[Lineage]],
+        *,
+        report: IngestReport,
+        interrupted: Callable[[], bool] | None = None,
     ) -> int:
-        """Computes the next missing segment of a chain, and keeps those of this chain alone.
+        """Computes the next missing segment of those that a prompt to come needs, and keeps these alone.
 
         Args:
+            paths: each ends with a segment that is needed, and begins with those that it is computed after.
+            report: told what was computed, and what went wrong.
             interrupted: asked at every layer; when it is true the pass is given up.
 
         Returns:
@@ -118,20 +128,41 @@ class Ingestor:
         Raises:
             PassInterrupted: it was; what was there before is kept.
         """
-        count = self.chained(lineages)
-        kept = {lineage.key: self._in_memory(lineage.key) for lineage in lineages[:count]}
-        self._chain = {key: kv for key, kv in kept.items() if kv is not None}
-        if count == len(lineages):
-            return 0
-        segment = lineages[count].segment
-        context = list(self._chain.values())
-        kv = self._engine.extend(context, segment.token_ids, start=segment.start, interrupted=interrupted)
-        self._chain[lineages[count].key] = kv
-        return len(kv)
+        needed = [path for path in paths if path[-1].key not in self._resident]
+        wanted = {lineage.key for path in needed for lineage in path}
+        self._ahead = {key: kv for key, kv in self._ahead.items() if key in wanted}
+        for path in needed:
+            if path[-1].key not in self._ahead:
+                computed = self._missing(path, report=report, interrupted=interrupted)
+                if computed:
+                    return computed
+        return 0
+
+    def _missing(
+        self, path: Sequence[Lineage], *, report: IngestReport, interrupted: Callable[[], bool] | None
+    ) -> int:
+        """Computes the first segment of a path that is neither in memory nor stored; its tokens, or 0."""
+        context: list[SegmentKV] = []
+        for lineage in path:
+            kv = self._in_memory(lineage.key) or self._load(lineage, report)
+            computed = 0
+            if kv is None:
+                segment = lineage.segment
+                kv = self._engine.extend(
+                    context, segment.token_ids, start=segment.start, interrupted=interrupted
+                )
+                computed = len(kv)
+                report.computed += computed
+            if lineage.key not in self._resident:
+                self._ahead[lineage.key] = kv
+            if computed:
+                return computed
+            context.append(kv)
+        return 0
 
     def forget(self) -> None:
         """Drops everything that is held in memory."""
-        self._resident, self._chain, self._anchors = {}, {}, {}
+        self._resident, self._ahead, self._anchors = {}, {}, {}
 
     def anchors(
         self, stored: Sequence[StoredSegment], kind: AnchorKind, *, report: IngestReport
@@ -186,13 +217,15 @@ class Ingestor:
             report.computed += len(kv)
             if lineage.key in keep:
                 self._store.put(lineage, kv.on_host())
-        elif lineage.key in keep and lineage.key in self._chain:  # the pre-roll made it, and stored nothing
+        elif (
+            lineage.key in keep and lineage.key in self._ahead
+        ):  # made before it was asked for, and not stored
             self._store.put(lineage, kv.on_host())
         at_hand[lineage.key] = kv
         return kv
 
     def _in_memory(self, key: str) -> SegmentKV | None:
-        return self._resident.get(key) or self._chain.get(key)
+        return self._resident.get(key) or self._ahead.get(key)
 
     def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
         try:

@@ -57,6 +57,17 @@ class Planner:
         """The lineages of segments that are each computed after all that precede them."""
         return [self._lineage_of(segments[: length + 1]) for length in range(len(segments))]
 
+    def ahead(self, prompt: Prompt) -> list[tuple[Lineage, ...]]:
+        """What is needed of a prompt whose last document is still to come: paths, each up to a segment of it.
+
+        Of the one to come it is the path without itself.
+        """
+        paths = [
+            part.lineages[:-1] if part.segment is prompt.context[-1] else part.lineages
+            for part in self.plan(prompt).stored
+        ]
+        return [path for path in paths if path]
+
     def fused_keys(self, prompt: Prompt) -> dict[str, str]:
         """For every document in the prompt, by name, the key of its KV from fused prompts."""
         return {
@@ -70,7 +81,7 @@ class Planner:
 
         Where all but the last are there, the last one is computed after them as well: it is the new document.
         """
-        if self._config.preroll == "off":
+        if self._config.preroll in ("off", "slide"):
             return 0
         context = prompt.context
         if self._config.preroll == "wait":

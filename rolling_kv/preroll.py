@@ -1,10 +1,11 @@
-"""Pre-roll: the next window, prefilled exactly in the agent's idle time.
+"""Pre-roll: what the next window needs, computed in the agent's idle time.
 
-Between calls the next window is known up to its new document: today's minus the oldest. Each of its segments
-is computed after all that precede it, by the same canonical passes as everything else, so what is there when
-the next call comes is a longer exact prefix, and a complete pre-roll leaves only the new document and the
-query to compute. A wrong guess costs nothing but the idle time: segments that the next window shares with the
-guess, from its beginning on, are still exact.
+Between calls the next window is known up to its new document: today's minus the oldest. Its segments are
+computed by the same canonical passes as everything else: all of them, each after all that precede it, so that
+what is there when the next call comes is a longer exact prefix, and a complete pre-roll leaves only the new
+document and the query to compute; or only those that the conditioning computes anew when the window slides,
+and what the new document is computed after, which changes no answer. A wrong guess costs nothing but the idle
+time: what the next window shares with the guess is there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class PrerollReport:
     """What a pre-roll did.
 
     Args:
-        segments: of the predicted window that are now exact, of `of`.
+        segments: that are now at hand, of the `of` that the predicted window needs.
         computed: tokens of passes that were run for it.
     """
 

@@ -352,10 +352,11 @@ class RollingSession:
         )
 
     def preroll(self, *, progress: Progress | None = None) -> PrerollReport:
-        """Prefills the predicted next window exactly, and returns when that is done.
+        """Computes ahead of the next call what the session's `preroll` says, and returns when that is done.
 
-        What it predicts is today's window without what the next append evicts. A session opened with
-        `preroll="auto"` or `"wait"` does this in the background after every answer.
+        What it predicts is today's window without what the next append evicts: all of it exactly (`wait`,
+        `auto`), or what the conditioning computes anew for it and for the document to come (`slide`). The
+        session does this in the background after every answer as well.
 
         Raises:
             ConfigError: the session was opened with `preroll="off"`, so that no call would use it.
@@ -363,24 +364,24 @@ class RollingSession:
         if self.config.preroll == "off":
             raise ConfigError(
                 "The session was opened with preroll='off', so no call would use a pre-roll. Open it with "
-                "preroll='wait', or with preroll='auto' and deterministic=False."
+                "preroll='slide' or 'wait', or with preroll='auto' and deterministic=False."
             )
         from rolling_kv.engine.host import PassInterrupted
 
         computed = 0
         while True:
             with self._open():  # a turn a segment, so that a request need not wait for the whole window
-                chain = self._predicted_chain()
-                done = self._ingestor.chained(chain)
+                paths = self._predicted()
                 if progress is not None:
-                    progress(done, len(chain))
+                    progress(self._ingestor.at_hand(paths), len(paths))
                 try:
-                    tokens = self._ingestor.extend_chain(chain, interrupted=lambda: self._turns.wanted)
+                    tokens = self._compute_ahead(paths, interrupted=lambda: self._turns.wanted)
                 except PassInterrupted:
                     continue
+                done = self._ingestor.at_hand(paths)
             computed += tokens
             if not tokens:
-                return PrerollReport(segments=done, of=len(chain), computed=computed)
+                return PrerollReport(segments=done, of=len(paths), computed=computed)
 
     def provenance(self) -> list[Provenance]:
         """What the KV of every segment of the window was computed from, in prompt order."""
@@ -499,9 +500,19 @@ class RollingSession:
             clock=self.clock,
         )
 
-    def _predicted_chain(self) -> list[Lineage]:
+    def _predicted(self) -> list[tuple[Lineage, ...]]:
+        """What the next call will need, as paths: the last of each, computed after the others."""
+        if self.config.preroll == "slide":
+            return self._planner.ahead(self._layout.prompt(self._held.next_with_append(), None))
         prompt = self._layout.prompt(self._window.next_after_append(), None)
-        return self._planner.chain([segment.token_ids for segment in prompt.segments])
+        chain = tuple(self._planner.chain([segment.token_ids for segment in prompt.segments]))
+        return [chain[: length + 1] for length in range(len(chain))]
+
+    def _compute_ahead(self, paths: Sequence[Sequence[Lineage]], *, interrupted: Callable[[], bool]) -> int:
+        report = IngestReport()
+        computed = self._ingestor.compute_ahead(paths, report=report, interrupted=interrupted)
+        self._unreported += report.degraded
+        return computed
 
     def _preroll_step(self) -> bool:
         """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
@@ -511,8 +522,8 @@ class RollingSession:
             if self._closed or not taken:
                 return False
             try:
-                computed = self._ingestor.extend_chain(
-                    self._predicted_chain(),
+                computed = self._compute_ahead(
+                    self._predicted(),
                     interrupted=lambda: self._interrupted() or self._background.stopping,
                 )
             except PassInterrupted:

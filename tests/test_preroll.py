@@ -112,7 +112,7 @@ def test_it_runs_in_the_background_after_an_answer(llama_engine: TransformersHos
     with opened(llama_engine, "wait") as session:
         session.extend([note(n) for n in range(4)])
         session.ask(QUERY, max_new_tokens=2)
-        wait_until(lambda: session._ingestor.chained(session._predicted_chain()) == 4)
+        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == 4)
         change = session.append(note(4))
         answer = session.ask(QUERY, max_new_tokens=2)
         assert is_full(session)
@@ -129,10 +129,10 @@ def test_a_request_does_not_wait_for_a_segment_in_the_making(
     with opened(llama_engine, "auto", conditioning="isolated") as session:
         session.extend([note(n) for n in range(4)])
         begun = threading.Event()
-        real = session._ingestor.extend_chain
+        real = session._ingestor.compute_ahead
         given_up = []
 
-        def slow(chain: object, *, interrupted: Callable[[], bool]) -> int:
+        def slow(paths: object, *, interrupted: Callable[[], bool], **more: object) -> int:
             def looked() -> bool:
                 begun.set()
                 for _ in range(1000):  # a layer that takes long, or until somebody comes
@@ -142,16 +142,16 @@ def test_a_request_does_not_wait_for_a_segment_in_the_making(
                     time.sleep(0.005)
                 return False
 
-            return real(chain, interrupted=looked)  # type: ignore[arg-type]
+            return real(paths, interrupted=looked, **more)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(session._ingestor, "extend_chain", slow)
+        monkeypatch.setattr(session._ingestor, "compute_ahead", slow)
         session._background.start()
         assert begun.wait(5)
         started = time.perf_counter()
         session.append(note(9))
         assert time.perf_counter() - started < 4
         assert given_up
-        monkeypatch.setattr(session._ingestor, "extend_chain", real)
+        monkeypatch.setattr(session._ingestor, "compute_ahead", real)
         assert session.preroll().complete
 
 
@@ -163,7 +163,7 @@ def test_memory_holds_one_window_and_one_guess(llama_engine: TransformersHost) -
             session.preroll()
             held = session._ingestor
             assert len(held._resident) <= 4
-            assert len(held._chain) <= 3
+            assert len(held._ahead) <= 3
 
 
 def test_failures_in_the_background_are_told_with_the_next_answer(
@@ -172,7 +172,7 @@ def test_failures_in_the_background_are_told_with_the_next_answer(
     with opened(llama_engine, "auto") as session:
         session.extend([note(n) for n in range(4)])
         with monkeypatch.context() as broken:
-            broken.setattr(session._ingestor, "extend_chain", lambda *_, **__: 1 / 0)
+            broken.setattr(session._ingestor, "compute_ahead", lambda *_, **__: 1 / 0)
             session._background.start()
             wait_until(lambda: bool(session._unreported))
         answer = session.ask(QUERY, max_new_tokens=1)
@@ -180,7 +180,10 @@ def test_failures_in_the_background_are_told_with_the_next_answer(
 
 
 def test_it_is_refused_where_no_call_would_use_it(llama_engine: TransformersHost) -> None:
-    with opened(llama_engine, "off") as session, pytest.raises(ConfigError, match="preroll='wait'"):
+    with (
+        opened(llama_engine, "off") as session,
+        pytest.raises(ConfigError, match="preroll='slide' or 'wait'"),
+    ):
         session.preroll()
     with pytest.raises(ConfigError, match="exclude each other"):
         opened(llama_engine, "auto", conditioning="first-seen")
@@ -193,12 +196,12 @@ def test_nothing_runs_in_the_background_while_an_answer_is_decoded(llama_engine:
         session.extend([note(n) for n in range(4)])
         stream = session.stream(QUERY, max_new_tokens=8)
         next(stream)
-        before = len(session._ingestor._chain)
+        before = len(session._ingestor._ahead)
         session._background.start()
         time.sleep(0.3)
-        assert len(session._ingestor._chain) == before
+        assert len(session._ingestor._ahead) == before
         assert stream.answer.token_ids
-        wait_until(lambda: session._ingestor.chained(session._predicted_chain()) == 4)
+        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == 4)
 
 
 def test_a_session_closed_while_it_prerolls_ends(llama_engine: TransformersHost) -> None:
@@ -236,3 +239,59 @@ def test_the_prediction_is_what_an_append_leaves(
             predicted = session._window.next_after_append()
             session.append(note(number % 10))
             assert session.documents[:-1] == predicted
+
+
+@pytest.mark.parametrize("conditioning", ["isolated", "window:1", "window:2", "full"])
+def test_a_slide_in_idle_time_changes_no_bit(tiny_engine: TransformersHost, conditioning: str) -> None:
+    """What is left for the next call is the new document."""
+
+    def rolled(preroll: str) -> tuple[list[bytes], list[int]]:
+        logits, computed = [], []
+        with opened(tiny_engine, preroll, conditioning=conditioning) as session:
+            session.extend([note(n) for n in range(4)])
+            for number in range(4, 8):
+                if preroll == "slide":
+                    assert session.preroll().complete
+                    assert session.preroll().computed == 0, "nothing is done twice"
+                change = session.append(note(number))
+                computed.append(change.computed - session.documents[-1].tokens)
+                logits.append(session.next_token_logits(QUERY).numpy().tobytes())
+        return logits, computed
+
+    plain, ahead = rolled("off"), rolled("slide")
+    assert ahead[0] == plain[0]
+    assert ahead[1] == [0, 0, 0, 0]
+    assert all(tokens > 0 for tokens in plain[1]) == (conditioning != "isolated")
+
+
+def test_a_slide_in_idle_time_computes_what_the_conditioning_does(llama_engine: TransformersHost) -> None:
+    """Two documents at the left edge, and the two that the new one is computed after; no more is kept."""
+    with opened(llama_engine, "slide", conditioning="window:2", window=6) as session:
+        session.extend([note(n) for n in range(6)])
+        documents = session.documents
+        expected = sum(documents[n].tokens for n in (1, 2, 4, 5))
+        assert session.preroll().computed == expected
+        assert len(session._ingestor._ahead) == 4
+        session.ask(QUERY, max_new_tokens=1)
+        assert session.preroll().computed == 0, "asking drops nothing of it"
+        session.append(note(6))
+        session._preroll_step()
+        assert len(session._ingestor._ahead) <= 4
+
+
+def test_a_slide_in_idle_time_takes_the_stream_along(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "slide", conditioning="stream:2", deterministic=False) as session:
+        session.extend([note(n) for n in range(6)])
+        session.preroll()
+        assert session.append(note(6)).computed == session.documents[-1].tokens
+
+
+def test_a_slide_runs_in_the_background_and_is_stored(llama_engine: TransformersHost, tmp_path: Path) -> None:
+    with opened(llama_engine, "slide", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
+        session.extend([note(n) for n in range(4)])
+        session.ask(QUERY, max_new_tokens=1)
+        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == len(session._predicted()))
+        assert session.append(note(4)).computed == 0, "the newest document belongs to every call"
+    with opened(llama_engine, "off", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
+        session.extend([note(n) for n in range(1, 5)])
+        assert all(one.stored_at is not None for one in session.provenance()[:4])

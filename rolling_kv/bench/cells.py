@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rolling_kv.bench.arms import parse_sampled_arm
 from rolling_kv.bench.fidelity import Arm
@@ -14,11 +14,12 @@ from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_eviction
 
 _EXPECTED = (
-    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated, with +packed, +tail1 or "
-    "+layer6 behind it for packed positions, a fresh tail of one document, or selection at that layer, and "
-    "~0.25 behind the ratio for deviations of a sample; or batch:<documents>, or preroll"
+    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated; behind it +packed for "
+    "packed positions, +tail1 for a fresh tail of one document, +idle for slides computed in idle time, +layer6 "
+    "for selection at that layer; behind the ratio ~0.25 for deviations of a sample. Or batch:<documents>, "
+    "or preroll"
 )
-_MARK = re.compile(r"(?P<kind>packed|(?:tail|layer)(?=[1-9]\d*$))(?P<number>(?<!packed)\d+)?")
+_MARK = re.compile(r"(?P<kind>packed|idle|(?:tail|layer)(?=[1-9]\d*$))(?P<number>(?<!packed)(?<!idle)\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Setting:
         positions, fresh_tail: as in `SessionSettings`.
         anchors: whether they are kept beside it.
         batch: documents evicted at once, under full conditioning; 0: one by one.
-        preroll: the next window is prefilled exactly before every slide.
+        preroll: what is computed before every slide, as in `SessionSettings`.
     """
 
     conditioning: str
@@ -37,15 +38,21 @@ class Setting:
     fresh_tail: int = 0
     anchors: bool = False
     batch: int = 0
-    preroll: bool = False
+    preroll: Literal["off", "slide", "wait"] = "off"
 
     @property
     def name(self) -> str:
-        if self.batch or self.preroll:
+        if self.exact:
             return f"batch:{self.batch}" if self.batch else "preroll"
         packed = "+packed" if self.positions == "packed" else ""
         tail = f"+tail{self.fresh_tail}" if self.fresh_tail else ""
-        return f"{self.conditioning}{packed}{tail}"
+        idle = "+idle" if self.preroll == "slide" else ""
+        return f"{self.conditioning}{packed}{tail}{idle}"
+
+    @property
+    def exact(self) -> bool:
+        """Whether every answer is full prefill's."""
+        return bool(self.batch) or self.preroll == "wait"
 
     def session_settings(self, *, documents: int) -> dict[str, Any]:
         """Of a session that keeps a window of so many documents.
@@ -61,8 +68,8 @@ class Setting:
         }
         if self.batch:
             settings |= {"window": documents, "eviction": f"batch:{self.batch}"}
-        elif self.preroll:
-            settings |= {"window": documents, "preroll": "wait"}
+        elif self.preroll != "off":
+            settings |= {"window": documents, "preroll": self.preroll}
         return settings
 
 
@@ -75,7 +82,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        if self.setting.batch or self.setting.preroll:
+        if self.setting.exact:
             return self.setting.name
         share = f"@{self.arm.ratio:g}" if create_policy(self.arm.policy).recomputes else ""
         share += f"~{self.arm.deviation_sample:g}" if self.arm.deviation_sample < 1 else ""
@@ -91,7 +98,7 @@ def parse_cell(text: str) -> Cell:
     """
     nothing = Arm("direct-reuse", 0.0)
     if text == "preroll":
-        return Cell(Setting("isolated", preroll=True), nothing)
+        return Cell(Setting("isolated", preroll="wait"), nothing)
     if text.startswith("batch:"):
         return Cell(Setting("full", batch=parse_eviction(text)), nothing)
     base, *marks = text.split("+")
@@ -107,13 +114,14 @@ def parse_cell(text: str) -> Cell:
         arm.conditioning,
         positions="packed" if "packed" in given else "true",
         fresh_tail=given.get("tail", 0),
+        preroll="slide" if "idle" in given else "off",
         anchors=any(need.signal == "anchors" for need in needs),
     )
     return Cell(setting, Arm(arm.policy, arm.ratio or 0.0, given.get("layer", 1), sample))
 
 
 def grid(*, conditionings: Sequence[str], policies: Sequence[str], ratios: Sequence[float]) -> list[Cell]:
-    """Every policy at every ratio under every conditioning, with or without `+packed` and `+tail1` behind."""
+    """Every policy at every ratio under every conditioning, as these are written in cells."""
     cells = []
     for conditioning in conditionings:
         for policy in policies:

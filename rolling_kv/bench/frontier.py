@@ -156,7 +156,7 @@ class _Bases:
 
     def of(self, setting: Setting) -> KVStore:
         """A store that holds it; an empty one where a setting is exact and computes all it keeps."""
-        if setting.batch or setting.preroll:
+        if setting.exact:
             return open_store(None)
         alike = _alike(setting)
         if alike not in self._stores:
@@ -168,8 +168,8 @@ class _Bases:
 
 
 def _alike(setting: Setting) -> Setting:
-    """What settings have in common whose KV is the same: a fresh tail and anchors change none of it."""
-    return replace(setting, fresh_tail=0, anchors=False)
+    """What settings have in common whose KV is the same: fresh tail, anchors and idle time change none."""
+    return replace(setting, fresh_tail=0, anchors=False, preroll="off")
 
 
 def _documents(setting: Setting, before: Sequence[LabelledRequest]) -> list[str]:
@@ -231,7 +231,7 @@ class _RollingWindow:
     def roll(self, text: str) -> dict[str, int]:
         """Rolls the window by one document; the multiplications that it took."""
         spent = {"idle": 0, "slide": 0}
-        if self.setting.preroll:
+        if self.setting.preroll != "off":
             spent["idle"] = self._work.during(self.session.preroll)
         elif not self.setting.batch:
             oldest = self.session.documents[0].id

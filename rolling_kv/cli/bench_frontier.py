@@ -38,8 +38,8 @@ def frontier(
     conditioning: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated; with +packed, +tail1 or +layer6 behind it for packed positions, a fresh "
-            "tail, or selection at that layer. "
+            help="May be repeated; with +packed, +tail1, +idle or +layer6 behind it for packed positions, a "
+            "fresh tail, slides computed in idle time, or selection at that layer. "
             f"Default: {DEFAULT_CONDITIONING}."
         ),
     ] = None,

@@ -23,6 +23,7 @@ CELLS = (
     "document-aligned@0.2:window:2",
     "document-aligned@0.2~0.5:window:2+tail1",
     "direct-reuse:stream:2",
+    "epic@0.2:window:2+idle",
     "batch:3",
     "preroll",
 )
@@ -41,7 +42,7 @@ def silent(done: int, total: int) -> None:
     """Takes no notice."""
 
 
-@pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2+layer6"])
+@pytest.mark.parametrize("text", [*CELLS, "sink-repair:qcfuse-spans@0.05:window:3+packed+tail2+idle+layer6"])
 def test_a_cell_is_read_as_it_is_written(text: str) -> None:
     assert parse_cell(text).name == text
 
@@ -57,7 +58,12 @@ def test_a_cell_is_read_as_it_is_written(text: str) -> None:
             "epic@0.1:isolated+tail",
             "epic@0.1.2:isolated",
         ),
-        *("epic@0.1:isolated+packed2", "epic@0.1:isolated+layer0", "epic@0.1:isolated+layer2+layer3"),
+        *(
+            "epic@0.1:isolated+packed2",
+            "epic@0.1:isolated+idle1",
+            "epic@0.1:isolated+layer0",
+            "epic@0.1:isolated+layer2+layer3",
+        ),
         *("epic@0.1~0.5:isolated", "token-topk@0.1~2:isolated", "token-topk@0.1~:isolated"),
     ],
 )
@@ -108,6 +114,11 @@ def test_computation_is_counted(
     assert documents("direct-reuse:isolated", "slide") == 0
     assert documents("direct-reuse:stream:2", "slide") == 0
     assert documents("direct-reuse:stream:2", "append") == pytest.approx(3, rel=0.1)
+    assert documents("epic@0.2:window:2+idle", "idle") == pytest.approx(4, rel=0.1), (
+        "two edges, two neighbours"
+    )
+    assert documents("epic@0.2:window:2+idle", "slide") == 0
+    assert documents("epic@0.2:window:2+idle", "append") == pytest.approx(1, rel=0.1)
     assert documents("document-aligned@0.2:window:2", "slide") == pytest.approx(2, rel=0.1)
     assert documents("document-aligned@0.2:window:2", "append") == pytest.approx(3, rel=0.1)
     assert entries["token-topk@1:isolated"]["work"]["ask"] == pytest.approx(1, rel=0.1), "everything anew"
