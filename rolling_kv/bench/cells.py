@@ -14,9 +14,10 @@ from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_eviction
 
 _EXPECTED = (
-    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated. Behind it: +packed for packed "
-    "positions, +tail1 for a fresh tail of one document, +idle for slides in idle time, +layer6 for selection "
-    "there. Behind the ratio: ~0.25 for deviations of a sample. Or batch:<documents>, or preroll"
+    "expected <policy>@<ratio>:<conditioning>, such as qcfuse-spans@0.1:isolated. Behind it: +packed "
+    "for packed positions, +tail1 for a fresh tail of one document, +idle for slides in idle time, "
+    "+layer6 for selection there. Behind the ratio: ~0.25 for deviations of a sample. Or "
+    "batch:<documents>, or preroll"
 )
 _MARK = re.compile(r"(?P<kind>packed|idle|(?:tail|layer)(?=[1-9]\d*$))(?P<number>(?<!packed)(?<!idle)\d+)?")
 
