@@ -29,7 +29,7 @@ class AnchorKind:
     ratio: float
 
     def __str__(self) -> str:
-        return f"v1:{self.rule}:{self.ratio!r}"
+        return f"v2:{self.rule}:{self.ratio!r}"
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Ingestor:
         self._store = store
         self._resident: dict[str, SegmentKV] = {}
         self._ahead: dict[str, SegmentKV] = {}
-        self._anchors: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._anchors: dict[tuple[str, str], tuple[int, ...]] = {}  # by lineage, and by tokens alone
 
     def ensure(
         self,
@@ -87,11 +87,12 @@ class Ingestor:
                 progress(done, len(stored))
             self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
             if anchors is not None:
-                self._anchors_of(part, anchors, at_hand=at_hand, report=report)
+                self._anchors_of(part, anchors, kv=at_hand[part.lineage.key], report=report)
         if progress is not None:
             progress(len(stored), len(stored))
         self._resident = {part.lineage.key: at_hand[part.lineage.key] for part in stored}
-        self._anchors = {key: found for key, found in self._anchors.items() if key[0] in self._resident}
+        named = own | {part.lineage.segment.digest for part in stored}
+        self._anchors = {key: found for key, found in self._anchors.items() if key[0] in named}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
 
@@ -172,30 +173,32 @@ class Ingestor:
         Call it after `ensure` with the same segments; what it had to do is added to `report`.
         """
         started = self._clock()
-        at_hand = dict(self._resident)
-        found = [self._anchors_of(part, kind, at_hand=at_hand, report=report) for part in stored]
+        found = [
+            self._anchors_of(part, kind, kv=self._resident[part.lineage.key], report=report)
+            for part in stored
+        ]
         report.seconds += self._clock() - started
         return found
 
     def _anchors_of(
-        self, part: StoredSegment, kind: AnchorKind, *, at_hand: dict[str, SegmentKV], report: IngestReport
+        self, part: StoredSegment, kind: AnchorKind, *, kv: SegmentKV, report: IngestReport
     ) -> tuple[int, ...]:
+        """Anchors of one segment, a function of its tokens alone: known of one lineage, known of all."""
         from rolling_kv.engine.anchors import anchor_tokens
 
-        place = (part.lineage.key, str(kind))
+        segment = part.lineage.segment
+        place, alone = (part.lineage.key, str(kind)), (segment.digest, str(kind))
         tokens = self._anchors.get(place) or self._store.get_anchors(part.lineage, str(kind))
         if tokens is None:
-            context = []
-            if kind.rule == "kvzip":  # the only rule that reads what the segment was computed after
-                context = [
-                    self._obtain(part.lineages[: length + 1], at_hand=at_hand, keep=set(), report=report)
-                    for length in range(len(part.lineages) - 1)
-                ]
-                report.computed += len(part.lineage.segment.token_ids)
-            kv = at_hand[part.lineage.key]
-            tokens = anchor_tokens(self._engine, context, kv, rule=kind.rule, ratio=kind.ratio)
+            tokens = self._anchors.get(alone)
+            if tokens is None:
+                if len(part.lineages) > 1:
+                    kv = self._engine.extend([], segment.token_ids)
+                    report.computed += len(kv)
+                tokens = anchor_tokens(self._engine, kv, rule=kind.rule, ratio=kind.ratio)
+                report.computed += len(kv) if kind.rule == "kvzip" else 0
             self._store.put_anchors(part.lineage, str(kind), tokens)
-        self._anchors[place] = tokens
+        self._anchors[place] = self._anchors[alone] = tokens
         return tokens
 
     def _obtain(

@@ -604,3 +604,28 @@ def test_no_anchors_are_the_query_alone(llama_engine: TransformersHost) -> None:
     with open_session(llama_engine, anchor_ratio=0.0, conditioning="isolated") as session:
         session.extend([note(n) for n in range(5)])
         assert session.ask(QUERY, policy="qcfuse", ratio=0.2, max_new_tokens=1).usage.recomputed > 0
+
+
+def test_a_slide_finds_no_anchors_anew(llama_engine: TransformersHost) -> None:
+    """They are the document's own, whatever it is conditioned on."""
+
+    def rolled(policy: str) -> list[int]:
+        with open_session(llama_engine, policy=policy, conditioning="window:2", window=5) as session:
+            session.extend([note(n) for n in range(5)])
+            return [session.append(note(n)).computed for n in range(5, 8)]
+
+    lengths = []
+    with open_session(llama_engine, conditioning="isolated") as session:
+        for n in range(5, 8):
+            session.append(note(n))
+            lengths.append(2 * session.documents[-1].tokens)  # by itself, and its repetition
+    expected = [plain + own for plain, own in zip(rolled("document-aligned"), lengths, strict=True)]
+    assert rolled("qcfuse") == expected
+
+
+def test_anchors_are_kept_with_every_lineage(llama_engine: TransformersHost, tmp_path: Path) -> None:
+    options = {"policy": "qcfuse", "conditioning": "window:1", "store": tmp_path}
+    with open_session(llama_engine, window=4, **options) as session:
+        session.extend([note(n) for n in range(6)])
+    with open_session(llama_engine, **options) as session:
+        assert sum(one.computed for one in session.extend([note(n) for n in range(2, 6)])) == 0

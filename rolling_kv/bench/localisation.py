@@ -41,7 +41,7 @@ class Localisation:
         whole = probe_context(engine, stitched, query, start=start, layers=range(self.layers))
         self.context.append(request.recall(whole.sum(0)))
         for rule in ANCHOR_RULES:
-            scores = [anchor_scores(engine, [], kv, rule=rule) for kv in request.kv]
+            scores = [anchor_scores(engine, kv, rule=rule) for kv in request.kv]
             for ratio in ANCHOR_RATIOS:
                 mass = _anchored(request, stitched, scores, ratio=ratio)
                 self.anchors.setdefault((rule, ratio), []).append(request.recall(mass.sum(0)))

@@ -1,9 +1,12 @@
-"""Anchors: the few tokens of a document that stand for it when a query is probed (QCFuse, section 3.3)."""
+"""Anchors: the few tokens of a document that stand for it when a query is probed (QCFuse, section 3.3).
+
+They are found in the document by itself, whatever its stored KV was conditioned on, so that a window that
+slides need not find them anew.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,16 +24,16 @@ _REPEAT = "\n\nRepeat the previous context exactly:\n"
 
 
 def anchor_tokens(
-    engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule, ratio: float
+    engine: TransformersHost, kv: SegmentKV, *, rule: AnchorRule, ratio: float
 ) -> tuple[int, ...]:
     """Indices within the segment, ascending: the ceil(ratio * tokens) with the largest score (equation 14).
 
     Args:
-        context: the KV of the segments that `kv` was computed after.
+        kv: of the segment, computed after nothing.
         rule: `kvzip`: the most attention that each token gets while the model repeats the segment (Kim et
             al., 2025); `knorm`: the smallest key norms (Devoto et al., 2024); `sink`: the first tokens.
     """
-    return best_tokens(anchor_scores(engine, context, kv, rule=rule), ratio=ratio)
+    return best_tokens(anchor_scores(engine, kv, rule=rule), ratio=ratio)
 
 
 def best_tokens(scores: torch.Tensor, *, ratio: float) -> tuple[int, ...]:
@@ -40,27 +43,23 @@ def best_tokens(scores: torch.Tensor, *, ratio: float) -> tuple[int, ...]:
     return tuple(best.sort().values.tolist())
 
 
-def anchor_scores(
-    engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV, *, rule: AnchorRule
-) -> torch.Tensor:
+def anchor_scores(engine: TransformersHost, kv: SegmentKV, *, rule: AnchorRule) -> torch.Tensor:
     """How much each token of a segment is worth as an anchor, [tokens], float32, on the CPU."""
     if rule == "sink":
         return -torch.arange(len(kv), dtype=torch.float32)
     if rule == "knorm":
         norms: torch.Tensor = kv.k.float().norm(dim=-1)
         return -norms.mean(dim=(0, 1)).cpu()
-    return _reconstruction(engine, context, kv)
+    return _reconstruction(engine, kv)
 
 
-def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: SegmentKV) -> torch.Tensor:
+def _reconstruction(engine: TransformersHost, kv: SegmentKV) -> torch.Tensor:
     """Per token the largest attention from a repetition of the segment, averaged over layers."""
     repeat = (*engine.tokenizer.encode(_REPEAT, special=False), *kv.token_ids)
-    placed = [PlacedKV(kv=part, position=part.start) for part in (*context, kv)]
-    seen = sum(len(part) for part in (*context, kv))
-    stitched = engine.stitch(placed, capacity=seen + len(repeat), packed=True)
-    first = kv.start + len(kv)
-    rows = torch.arange(first, first + len(repeat), device=engine.device)
-    positions = torch.cat((stitched.positions, rows))
+    stop = len(kv) + len(repeat)
+    stitched = engine.stitch([PlacedKV(kv=kv, position=0)], capacity=stop)
+    positions = torch.arange(stop, device=engine.device)
+    rows = positions[len(kv) :]
     peaks = torch.zeros(len(kv), dtype=torch.float32, device=engine.device)
 
     def look(layer: int, query: torch.Tensor, scaling: float, sliding_window: int | None) -> None:
@@ -70,19 +69,17 @@ def _reconstruction(engine: TransformersHost, context: Sequence[SegmentKV], kv: 
                 stitched.layer(layer)[0],
                 rows=rows,
                 positions=positions,
-                context=seen,
+                context=len(kv),
                 scaling=scaling,
                 sliding_window=sliding_window,
-            )[seen - len(kv) :]
+            )
         )
 
     engine.run(
         repeat,
         rows=rows,
         stitched=stitched,
-        stop=stitched.capacity,
-        slots=torch.arange(seen, stitched.capacity, device=engine.device),
-        positions=positions,
+        stop=stop,
         on_query=look,
         last_layer=engine.layers - 1,
     )
