@@ -164,8 +164,10 @@ def test_a_stopped_run_goes_on_to_the_same_rows(
     path = tmp_path / "rows.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(llama_engine, PLAN, rows_path=path, progress=stop)
-    resumed = run(llama_engine, PLAN, rows_path=path, progress=silent)
-    assert without_seconds(resumed) == without_seconds(rows)
+    resumed = run(llama_engine, replace(PLAN, requests=3), rows_path=path, progress=silent)
+    assert without_seconds(resumed) == without_seconds(rows[:3])
+    longer = run(llama_engine, PLAN, rows_path=path, progress=silent)
+    assert without_seconds(longer) == without_seconds(rows)
 
 
 def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
