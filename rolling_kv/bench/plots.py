@@ -8,6 +8,8 @@ from typing import Any
 
 from rolling_kv.errors import MissingExtraError
 
+_MARKERS = "os^vDP*X<>"
+
 
 def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     """A panel a workload: answer agreement over TTFT, a line a policy over its ratios (QCFuse, figure 10)."""
@@ -43,52 +45,76 @@ def quality_against_ttft(entries: Sequence[dict[str, Any]], path: Path, *, title
     figure.savefig(path, dpi=130)
 
 
-def agreement_against_work(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Answer agreement over the computation at slide and ask: a colour a setting, a marker a policy.
+def quality_against_work(entries: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
+    """Answer agreement, and KL below it, over computation: a colour a setting, a marker a policy.
 
-    Cells that no other beats are joined by a line.
+    On the left what slide and ask take, on the right what append and idle time take beside it. Cells that no
+    other beats at slide and ask are joined by a line.
     """
-    figure, axes = subplots(1, 1, width=9.5, height=6.2)
-    panel = axes[0, 0]
-    settings = list(dict.fromkeys(entry["setting"] for entry in entries))
-    policies = list(dict.fromkeys(entry["policy"] for entry in entries))
-    for entry in entries:
-        agreement, work = entry["answer_agreement"], entry["work"]["slide_and_ask"]
-        panel.errorbar(
-            100 * work,
-            agreement["share"],
-            yerr=[[agreement["share"] - agreement["low"]], [agreement["high"] - agreement["share"]]],
-            color=f"C{settings.index(entry['setting']) % 10}",
-            marker="os^vDP*X<>"[policies.index(entry["policy"]) % 10],
-            markersize=6,
-            elinewidth=0.4,
-            alpha=0.85,
-        )
     from rolling_kv.bench.frontier import best
 
-    front = sorted(best(entries), key=lambda entry: entry["work"]["slide_and_ask"])
-    panel.plot(
-        [100 * entry["work"]["slide_and_ask"] for entry in front],
+    figure, axes = subplots(2, 2, width=6.6, height=4.4)
+    settings = list(dict.fromkeys(entry["setting"] for entry in entries))
+    policies = list(dict.fromkeys(entry["policy"] for entry in entries))
+    colours = _colours(len(settings))
+    least = min((entry["kl"] for entry in entries if entry["kl"] > 1e-6), default=1e-6)
+
+    def work(entry: dict[str, Any], parts: Sequence[str]) -> float:
+        return 100 * sum(float(entry["work"][part]) for part in parts)
+
+    for column, parts in enumerate((("slide", "ask"), ("idle", "append", "slide", "ask"))):
+        above, below = axes[:, column]
+        for entry in entries:
+            agreement = entry["answer_agreement"]
+            look = {
+                "color": colours[settings.index(entry["setting"])],
+                "marker": _MARKERS[policies.index(entry["policy"]) % len(_MARKERS)],
+                "markersize": 7,
+                "alpha": 0.75,
+            }
+            above.errorbar(
+                work(entry, parts),
+                agreement["share"],
+                yerr=[[agreement["share"] - agreement["low"]], [agreement["high"] - agreement["share"]]],
+                elinewidth=0.5,
+                **look,
+            )
+            below.plot([work(entry, parts)], [max(entry["kl"], least / 2)], **look)
+        above.axhline(0.95, color="gray", linestyle=":", linewidth=0.8)
+        above.set(ylim=(-0.03, 1.03))
+        below.set(yscale="log", xlabel=f"computation at {', '.join(parts)}, % of full prefill's")
+        for panel in (above, below):
+            panel.set_xlim(left=0)
+            panel.grid(alpha=0.3)
+    front = sorted(best(entries), key=lambda entry: work(entry, ("slide", "ask")))
+    first = axes[0, 0]
+    first.plot(
+        [work(entry, ("slide", "ask")) for entry in front],
         [entry["answer_agreement"]["share"] for entry in front],
         color="black",
         linewidth=0.8,
         zorder=0,
     )
-    for index, setting in enumerate(settings):
-        panel.plot([], [], color=f"C{index % 10}", linewidth=4, label=setting)
+    for panel in axes[:, 0]:
+        panel.axvline(10, color="gray", linestyle=":", linewidth=0.8)
+    first.set_ylabel("answers equal to full prefill's (95% interval)")
+    axes[1, 0].set_ylabel(f"mean KL to full prefill, nats (below {least:.1g}: drawn at the foot)")
+    for colour, setting in zip(colours, settings, strict=True):
+        first.plot([], [], color=colour, linewidth=4, label=setting)
     for index, policy in enumerate(policies):
-        panel.plot([], [], color="gray", marker="os^vDP*X<>"[index % 10], linestyle="", label=policy)
-    panel.axvline(10, color="gray", linestyle=":", linewidth=0.8)
-    panel.axhline(0.95, color="gray", linestyle=":", linewidth=0.8)
-    panel.set(
-        xlabel="computation at slide and ask, % of full prefill's",
-        ylabel="answers equal to full prefill's (95% interval)",
-        ylim=(-0.03, 1.03),
-    )
-    panel.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
+        marker = _MARKERS[index % len(_MARKERS)]
+        first.plot([], [], color="gray", marker=marker, linestyle="", label=policy)
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=130)
+
+
+def _colours(count: int) -> list[Any]:
+    """Colours that can be told apart."""
+    from matplotlib import colormaps
+
+    return [colormaps["tab20"](index % 20) for index in range(count)]
 
 
 def curves(

@@ -80,7 +80,7 @@ def frontier(
     """
     from rolling_kv.bench.cells import grid, parse_cell
     from rolling_kv.bench.frontier import FrontierRun, markdown, run, summarise
-    from rolling_kv.bench.plots import agreement_against_work, require_plots
+    from rolling_kv.bench.plots import quality_against_work, require_plots
     from rolling_kv.bench.statistics import require_statistics
 
     require_plots()
@@ -124,7 +124,7 @@ def frontier(
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "table.md").write_text(markdown(entries) + "\n", encoding="utf-8")
     title = f"{engine.name}, {workload}, {documents} documents, {requests} requests"
-    agreement_against_work(entries, out / "frontier.png", title=title)
+    quality_against_work(entries, out / "frontier.png", title=title)
     if as_json:
         print_json(report)
     else:
