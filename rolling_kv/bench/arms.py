@@ -1,4 +1,4 @@
-"""Arms: the ways to answer that measurements compare, as `policy[@ratio][:conditioning]`."""
+"""Arms: the ways to answer that measurements compare, as `policy[@ratio][:conditioning][+tail<n>]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ PAPER_RATIO = 0.05
 """What "Request Order Matters" recomputes (section 4.1)."""
 
 _SAMPLE = re.compile(r"~([^:+@]*)")
-_FORM = "policy[@ratio][:conditioning], for example token-topk@0.05:first-seen or document-aligned:window:3"
+_TAIL = re.compile(r"\+tail([1-9]\d*)$")
+_FORM = (
+    "policy[@ratio][:conditioning][+tail<documents>], for example token-topk@0.05:first-seen, "
+    "document-aligned:window:3 or direct-reuse:window:8+tail1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +31,13 @@ class Arm:
     Args:
         policy, ratio, conditioning: of the session; None, all three, for the settings that were recorded with
             a trace, and each request's own.
+        fresh_tail: so many of the newest documents are computed in every call.
     """
 
     policy: str | None
     ratio: float | None = None
     conditioning: str | None = None
+    fresh_tail: int = 0
 
     @property
     def name(self) -> str:
@@ -40,7 +46,8 @@ class Arm:
             return SESSION
         ratio = "" if self.ratio is None else f"@{self.ratio:g}"
         conditioning = "" if self.conditioning is None else f":{self.conditioning}"
-        return f"{self.policy}{ratio}{conditioning}"
+        tail = f"+tail{self.fresh_tail}" if self.fresh_tail else ""
+        return f"{self.policy}{ratio}{conditioning}{tail}"
 
     def settings(self) -> dict[str, Any]:
         """Of a session, as far as the arm decides them."""
@@ -51,6 +58,7 @@ class Arm:
             "policy": self.policy,
             "ratio": 0.0 if self.ratio is None else self.ratio,
             "conditioning": conditioning,
+            "fresh_tail": self.fresh_tail,
             "preroll": "off",
             "deterministic": parse_conditioning(conditioning).deterministic,
         }
@@ -72,7 +80,7 @@ def parse_arms(names: Sequence[str], *, ratio: float = PAPER_RATIO) -> tuple[Arm
 
 
 def parse_arm(text: str, *, ratio: float = PAPER_RATIO) -> Arm:
-    """An arm by its name: `policy[@ratio][:conditioning]`, `full-prefill`, or `session`.
+    """An arm by its name: `policy[@ratio][:conditioning][+tail<n>]`, `full-prefill`, or `session`.
 
     Args:
         ratio: where the name says none.
@@ -110,11 +118,12 @@ def parse_sampled_arm(text: str) -> tuple[Arm, float]:
 
 
 def _parsed(name: str, *, ratio: float) -> Arm:
-    policy, given, conditioning = _parts(name)
+    tail = _TAIL.search(name)
+    policy, given, conditioning = _parts(_TAIL.sub("", name))
     made = create_policy(policy)
     if not made.reuses:
-        if given is not None or conditioning:
-            raise ConfigError(f"{policy} reuses nothing, so it takes no ratio and no conditioning.")
+        if given is not None or conditioning or tail:
+            raise ConfigError(f"{policy} reuses nothing, so it takes no ratio, conditioning or fresh tail.")
         return Arm(policy=policy)
     if given is not None and not made.recomputes:
         raise ConfigError(f"{policy} recomputes nothing, so it takes no ratio.")
@@ -122,7 +131,12 @@ def _parsed(name: str, *, ratio: float) -> Arm:
     if mode.fused != "never" and any(need.signal == "anchors" for need in made.needs):
         raise ConfigError(f"{policy} needs anchors, and conditioning {mode.name!r} keeps none.")
     share = _ratio(given) if given is not None else require_ratio(ratio)
-    return Arm(policy=policy, ratio=share if made.recomputes else None, conditioning=mode.name)
+    return Arm(
+        policy=policy,
+        ratio=share if made.recomputes else None,
+        conditioning=mode.name,
+        fresh_tail=int(tail[1]) if tail else 0,
+    )
 
 
 def _parts(name: str) -> tuple[str, str | None, str]:

@@ -142,21 +142,24 @@ class _Window:
         events = market_events(plan.seed, detail=plan.detail)
         self._events = list(islice(events, window + plan.requests + 1))
         self._stack = ExitStack()
-        self._bases: dict[tuple[str, bool], Base] = {}
+        self._bases: dict[tuple[str, int, bool], Base] = {}
 
     def __enter__(self) -> _Window:
         anchored = any(
             need.signal == "anchors" for arm in self._plan.arms for need in create_policy(arm.policy).needs
         )
-        for conditioning in dict.fromkeys(arm.conditioning for arm in self._plan.arms):
+        for conditioning, tail in dict.fromkeys(
+            (arm.conditioning, arm.fresh_tail) for arm in self._plan.arms
+        ):
             for disk in sorted({SETUPS[name].disk for name in self._plan.setups}):
                 config = session_config(
                     instruction=INSTRUCTION,
                     window=self._window,
                     conditioning=conditioning,
+                    fresh_tail=tail,
                     policy="qcfuse" if anchored else "document-aligned",
                 )
-                base = self._bases[conditioning, disk] = Base(self._engine, config, disk=disk)
+                base = self._bases[conditioning, tail, disk] = Base(self._engine, config, disk=disk)
                 self._stack.callback(base.close)
         return self
 
@@ -167,7 +170,7 @@ class _Window:
         """Rolls the window by one document and asks, by each arm in each setup and by the stock forward."""
         before = [event.text for event in self._events[number : number + self._window]]
         now = self._events[number + 1 : number + 1 + self._window]
-        for (conditioning, disk), base in self._bases.items():
+        for (conditioning, _, disk), base in self._bases.items():
             place = f"KV under {conditioning} {'on disk' if disk else 'in memory'}"
             base.hold(before, progress=lambda done, of, place=place: progress(f"{place}: {done} of {of}"))
         question = copy_question(now, seed=self._plan.seed, step=number)
@@ -215,7 +218,7 @@ class _Window:
         untimed: bool,
     ) -> dict[str, Any]:
         setup = SETUPS[name]
-        with self._bases[arm.conditioning, setup.disk].session(setup, before) as session:
+        with self._bases[arm.conditioning, arm.fresh_tail, setup.disk].session(setup, before) as session:
             started = time.perf_counter()
             session.append(new.text, id=new.id)
             appended = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Arms of `rolling-kv bench ttft`: `policy[@ratio][~sample][+pipeline][:conditioning]`."""
+"""Arms of `rolling-kv bench ttft`: `policy[@ratio][~sample][+pipeline][:conditioning][+tail<n>]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class TtftArm:
     """A way to reuse.
 
     Args:
+        fresh_tail: so many of the newest documents are computed in every call.
         sample: the share of each document's tokens whose deviation is computed.
         pipeline: layers are loaded ahead.
     """
@@ -27,12 +28,15 @@ class TtftArm:
     conditioning: str
     sample: float = 1.0
     pipeline: bool = False
+    fresh_tail: int = 0
 
     @property
     def name(self) -> str:
         ratio = f"@{self.ratio:g}" if create_policy(self.policy).recomputes else ""
         sample = f"~{self.sample:g}" if self.sample < 1 else ""
-        return f"{self.policy}{ratio}{sample}{_PIPELINE if self.pipeline else ''}:{self.conditioning}"
+        pipeline = _PIPELINE if self.pipeline else ""
+        tail = f"+tail{self.fresh_tail}" if self.fresh_tail else ""
+        return f"{self.policy}{ratio}{sample}{pipeline}:{self.conditioning}{tail}"
 
     def options(self) -> dict[str, Any]:
         """Of `ask`."""
@@ -61,6 +65,7 @@ def parse_ttft_arm(text: str) -> TtftArm:
         conditioning=arm.conditioning,
         sample=sample,
         pipeline=_PIPELINE in text,
+        fresh_tail=arm.fresh_tail,
     )
 
 

@@ -41,7 +41,7 @@ def ttft(
         list[str] | None,
         typer.Option(
             "--arm",
-            help="policy[@ratio][~sample][+pipeline][:conditioning], for example "
+            help="policy[@ratio][~sample][+pipeline][:conditioning][+tail<n>], for example "
             f"document-aligned@0.05~0.25:window:3; may be repeated. Default: {', '.join(_ARMS)}.",
         ),
     ] = None,

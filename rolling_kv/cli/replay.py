@@ -61,8 +61,8 @@ def replay(
     arms: Annotated[
         str | None,
         typer.Option(
-            help="With commas between, each policy[@ratio][:conditioning], full-prefill, or session, the "
-            f"settings recorded with a trace. Default: session; of a workload {','.join(_ARMS)}."
+            help="With commas between, each policy[@ratio][:conditioning][+tail<n>], full-prefill, or "
+            f"session, the settings recorded with a trace. Default: session; of a workload {','.join(_ARMS)}."
         ),
     ] = None,
     ratio: Annotated[float, typer.Option(help="Of arms that name none, from 0 to 1.")] = 0.05,

@@ -39,6 +39,7 @@ def plan(**changes: Any) -> TtftRun:
         ("token-topk", "token-topk@0.05:window:3"),
         ("document-aligned@0.1~0.25+pipeline:window:3", "document-aligned@0.1~0.25+pipeline:window:3"),
         ("direct-reuse", "direct-reuse:window:3"),
+        ("epic@0.1+pipeline:isolated+tail1", "epic@0.1+pipeline:isolated+tail1"),
         ("sink-repair:document-aligned@0.2~0.5:isolated", "sink-repair:document-aligned@0.2~0.5:isolated"),
     ],
 )
@@ -92,6 +93,19 @@ def test_setups_are_what_they_say(llama_engine: TransformersHost, tmp_path: Path
     moved = measured["direct-reuse+pipeline:isolated append"]
     stored = moved["prompt_tokens"] - moved["computed"]
     assert moved["kv_bytes_moved"] == stored * 2 * 6 * 2 * 16 * 4, "keys, layers, heads, dimensions, bytes"
+
+
+def test_a_fresh_tail_is_computed_by_the_call(llama_engine: TransformersHost, tmp_path: Path) -> None:
+    arms = parse_ttft_arms(["direct-reuse:isolated", "direct-reuse:isolated+tail1"])
+    measured = run(
+        llama_engine,
+        plan(arms=arms, setups=("append",), requests=1),
+        rows_path=tmp_path / "rows.jsonl",
+        progress=lambda *_: None,
+    )[1]["measured"]
+    stored, fresh = (measured[f"{arm.name} append"] for arm in arms)
+    assert fresh["computed"] > stored["computed"] + 5, "the newest document as well"
+    assert fresh["prompt_tokens"] == stored["prompt_tokens"]
 
 
 def test_a_base_is_not_changed_by_what_is_measured(llama_engine: TransformersHost) -> None:

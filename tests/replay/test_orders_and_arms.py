@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,12 @@ def test_files_that_list_no_order(tmp_path: Path, content: str, message: str) ->
 @pytest.mark.parametrize(
     ("text", "name", "parts"),
     [
+        (
+            "direct-reuse:window:8+tail1",
+            "direct-reuse:window:8+tail1",
+            ("direct-reuse", None, "window:8", 1),
+        ),
+        ("token-topk+tail2", "token-topk@0.05:window:3+tail2", ("token-topk", 0.05, "window:3", 2)),
         ("token-topk:first-seen", "token-topk@0.05:first-seen", ("token-topk", 0.05, "first-seen")),
         ("document-aligned", "document-aligned@0.05:window:3", ("document-aligned", 0.05, "window:3")),
         ("document-aligned@.2", "document-aligned@0.2:window:3", ("document-aligned", 0.2, "window:3")),
@@ -110,9 +117,7 @@ def test_files_that_list_no_order(tmp_path: Path, content: str, message: str) ->
         ("session", "session", (None, None, None)),
     ],
 )
-def test_an_arm_is_policy_ratio_and_conditioning(
-    text: str, name: str, parts: tuple[str | None, float | None, str | None]
-) -> None:
+def test_an_arm_is_policy_ratio_and_conditioning(text: str, name: str, parts: tuple[Any, ...]) -> None:
     arm = parse_arm(text)
     assert arm == Arm(*parts)
     assert arm.name == name
@@ -123,6 +128,7 @@ def test_arms_without_a_ratio_take_the_given_one() -> None:
     assert [arm.ratio for arm in parse_arms(["token-topk", "epic@0.3"], ratio=0.2)] == [0.2, 0.3]
     assert Arm("token-topk", 0.1, "first-seen").settings()["deterministic"] is False
     assert Arm("token-topk", 0.1, "window:2").settings()["deterministic"] is True
+    assert Arm("token-topk", 0.1, "window:2", 1).settings()["fresh_tail"] == 1
 
 
 @pytest.mark.parametrize(
@@ -136,8 +142,10 @@ def test_arms_without_a_ratio_take_the_given_one() -> None:
         ("token-topk@", InvalidRatioError, "ratio is ''"),
         ("token-topk:windows", UnknownConditioningError, "Unknown conditioning 'windows'"),
         ("token-topk:isolated@0.1", UnknownPolicyError, "policy .isolated.*An arm is policy.@ratio..:cond"),
-        ("full-prefill@0.1", ConfigError, "takes no ratio and no conditioning"),
-        ("full-prefill:isolated", ConfigError, "takes no ratio and no conditioning"),
+        ("full-prefill@0.1", ConfigError, "takes no ratio, conditioning or fresh tail"),
+        ("full-prefill:isolated", ConfigError, "takes no ratio, conditioning or fresh tail"),
+        ("full-prefill+tail1", ConfigError, "takes no ratio, conditioning or fresh tail"),
+        ("token-topk:isolated+tail0", UnknownConditioningError, r"Unknown conditioning 'isolated\+tail0'"),
         ("direct-reuse@0.1", ConfigError, "takes no ratio"),
         ("qcfuse:first-seen", ConfigError, "qcfuse needs anchors"),
         ("session:isolated", UnknownPolicyError, "session"),
