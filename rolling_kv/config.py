@@ -14,6 +14,7 @@ from rolling_kv.window import parse_conditioning, parse_eviction
 DEFAULT_POLICY = "document-aligned"
 DEFAULT_RATIO = 0.1
 DEFAULT_CONDITIONING = "window:3"
+DEFAULT_FRESH_TAIL = 0
 DEFAULT_NAMESPACE = "default"
 
 
@@ -129,7 +130,7 @@ class SessionConfig(BaseModel):
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
     positions: Literal["true", "packed"] = "true"
-    fresh_tail: int = 0
+    fresh_tail: int = DEFAULT_FRESH_TAIL
     preroll: Preroll = "off"
     selection_layer: int = 1
     deviation_sample: float = 1.0

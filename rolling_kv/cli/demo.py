@@ -14,11 +14,13 @@ from rich.markup import escape
 from rolling_kv.answer import Answer, Timing, Usage
 from rolling_kv.cli.options import (
     DEFAULT_CONDITIONING,
+    DEFAULT_FRESH_TAIL,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
     ConditioningOption,
     DeviceOption,
     DtypeOption,
+    FreshTailOption,
     JsonOption,
     ModelOption,
     PolicyOption,
@@ -65,6 +67,7 @@ def demo(
     policy: PolicyOption = DEFAULT_POLICY,
     ratio: RatioOption = DEFAULT_RATIO,
     conditioning: ConditioningOption = DEFAULT_CONDITIONING,
+    fresh_tail: FreshTailOption = DEFAULT_FRESH_TAIL,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
@@ -84,6 +87,7 @@ def demo(
             policy=policy,
             ratio=ratio,
             conditioning=conditioning,
+            fresh_tail=fresh_tail,
             dtype=dtype,
             device=device,
             progress=progress,
@@ -95,7 +99,7 @@ def demo(
             if not as_json:
                 show(step, number=len(done))
         settings = session.config.model_dump(
-            mode="json", include={"window", "policy", "ratio", "conditioning"}
+            mode="json", include={"window", "policy", "ratio", "conditioning", "fresh_tail"}
         )
         identity = asdict(session.engine.identity)
     outcome = summary(done)

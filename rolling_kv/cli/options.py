@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_POLICY, DEFAULT_RATIO
+from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_FRESH_TAIL, DEFAULT_POLICY, DEFAULT_RATIO
 from rolling_kv.policies import POLICIES
 
 ModelOption = Annotated[
@@ -23,6 +23,12 @@ ConditioningOption = Annotated[
         "--conditioning", help="What stored KV has seen: isolated, instruction, window:<documents> or full."
     ),
 ]
+FreshTailOption = Annotated[
+    int,
+    typer.Option(
+        "--fresh-tail", help="So many of the newest documents are computed in every call, not stored."
+    ),
+]
 DocumentsOption = Annotated[
     str, typer.Option("--documents", help="Of a request: a number, or a range such as 16-32.")
 ]
@@ -34,7 +40,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 _ARGUMENTS = "|".join(
     (
-        *("model", "policy", "ratio", "conditioning", "dtype", "device", "store", "namespace", "instruction"),
+        *("model", "policy", "ratio", "conditioning", "fresh_tail", "dtype", "device"),
+        *("store", "namespace", "instruction"),
         *("window", "window_tokens", "answer_prefix", "max_new_tokens", "stop", "temperature", "seed"),
     )
 )
@@ -49,18 +56,20 @@ def as_options(message: str) -> str:
     text = re.sub(rf"\b({_ARGUMENTS})=(['\"]?)([\w.:/-]+)\2", r"--\1 \3", text)
     text = re.sub(rf"\b({_ARGUMENTS})=", r"--\1", text)
     text = re.sub(rf"(^|: |; )({_ARGUMENTS})(?= (?:= |is '?[\d-]))", r"\1--\2", text)
-    text = re.sub(r"(?<!-)\b(window_tokens|answer_prefix|max_new_tokens)\b", r"--\1", text)
+    text = re.sub(r"(?<!-)\b(window_tokens|answer_prefix|max_new_tokens|fresh_tail)\b", r"--\1", text)
     return re.sub(r"--(\w+)", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 
 __all__ = [
     "DEFAULT_CONDITIONING",
+    "DEFAULT_FRESH_TAIL",
     "DEFAULT_POLICY",
     "DEFAULT_RATIO",
     "ConditioningOption",
     "DeviceOption",
     "DocumentsOption",
     "DtypeOption",
+    "FreshTailOption",
     "JsonOption",
     "ModelOption",
     "PolicyOption",

@@ -30,11 +30,18 @@ from langchain_rolling_kv.messages import document_turns, instruction_of, turns_
 from langchain_rolling_kv.sessions import ChatSessions
 from langchain_rolling_kv.tool_calls import ToolCallReader
 from rolling_kv import load_engine
-from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_POLICY, DEFAULT_RATIO
+from rolling_kv.config import (
+    DEFAULT_CONDITIONING,
+    DEFAULT_FRESH_TAIL,
+    DEFAULT_POLICY,
+    DEFAULT_RATIO,
+    Preroll,
+)
 from rolling_kv.errors import ConfigError
 from rolling_kv.store import open_store
 
 # What a single call may set otherwise than the model, besides the arguments of `_stream`.
+_KEPT = ("conditioning", "fresh_tail", "preroll")
 _OVERRIDES = ("temperature", "top_k", "top_p", "seed", "max_tokens", "policy", "ratio")
 
 
@@ -52,7 +59,8 @@ class ChatRollingKV(BaseChatModel):
         stop: strings that end an answer.
         store_path: a folder for KV that outlives the process; None keeps it in memory.
         namespace: keeps KV apart; one agent thread, one namespace (`RollingKVMiddleware` sees to that).
-        policy, ratio, conditioning, deterministic, dtype, device: as for `rolling_kv.RollingSession.open`.
+        policy, ratio, conditioning, fresh_tail, preroll, deterministic, dtype, device: as for
+            `rolling_kv.RollingSession.open`.
         engine: an engine from `rolling_kv.load_engine` to share, instead of loading `model`.
     """
 
@@ -71,6 +79,8 @@ class ChatRollingKV(BaseChatModel):
     policy: str = DEFAULT_POLICY
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
+    fresh_tail: int = DEFAULT_FRESH_TAIL
+    preroll: Preroll = "off"
     deterministic: bool = True
     dtype: str = "auto"
     device: str = "auto"
@@ -104,7 +114,7 @@ class ChatRollingKV(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("model_name", "engine_fingerprint", "dtype", "device", "conditioning", "stop", *_OVERRIDES)
+        names = ("model_name", "engine_fingerprint", "dtype", "device", "stop", *_KEPT, *_OVERRIDES)
         return {name: getattr(self, name) for name in names}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
@@ -138,10 +148,7 @@ class ChatRollingKV(BaseChatModel):
                     engine=engine or load_engine(name, dtype=self.dtype, device=self.device),
                     store=open_store(None if self.store_path is None else Path(self.store_path).expanduser()),
                     settings={
-                        "policy": self.policy,
-                        "ratio": self.ratio,
-                        "conditioning": self.conditioning,
-                        "deterministic": self.deterministic,
+                        name: getattr(self, name) for name in ("policy", "ratio", "deterministic", *_KEPT)
                     },
                 )
             return self._sessions[name]

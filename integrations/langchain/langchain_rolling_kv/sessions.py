@@ -39,7 +39,7 @@ class ChatSessions:
     Args:
         engine: the model.
         store: shared by all windows; a namespace keeps its KV apart.
-        settings: of `RollingSession.open`: policy, ratio, conditioning, deterministic.
+        settings: of `RollingSession.open`: policy, ratio, conditioning and others.
     """
 
     def __init__(self, *, engine: TransformersHost, store: KVStore, settings: Mapping[str, Any]) -> None:

@@ -69,10 +69,16 @@ def test_the_account_adds_up_and_rolls_when_the_head_is_trimmed(engine: Transfor
     assert usage(first)["logits_fingerprint"] == usage(again)["logits_fingerprint"]
 
 
-@pytest.mark.parametrize("conditioning", ["isolated", "window:3"])
-def test_the_answer_is_a_function_of_the_prompt(engine: TransformersHost, conditioning: str) -> None:
-    fresh = ChatRollingKV(engine=engine, max_tokens=8, conditioning=conditioning)
-    aged = ChatRollingKV(engine=engine, max_tokens=8, conditioning=conditioning)
+@pytest.mark.parametrize(
+    ("conditioning", "preroll"), [("isolated", "off"), ("window:3", "off"), ("window:1", "slide")]
+)
+def test_the_answer_is_a_function_of_the_prompt(
+    engine: TransformersHost, conditioning: str, preroll: Any
+) -> None:
+    fresh = ChatRollingKV(engine=engine, max_tokens=8, conditioning=conditioning, fresh_tail=1)
+    aged = ChatRollingKV(
+        engine=engine, max_tokens=8, conditioning=conditioning, fresh_tail=1, preroll=preroll
+    )
     aged.invoke(CONVERSATION[:2], documents=RECORDS[:1])
     aged.invoke(CONVERSATION[:4], documents=RECORDS)
     aged.invoke("Something else.")
@@ -247,6 +253,7 @@ def test_engines_are_told_apart_by_more_than_a_name(engine: TransformersHost) ->
     assert third.model_name == one.model_name
     assert len({model._get_llm_string() for model in (one, other, third)}) == 3
     changes = [{}, {"ratio": 0.3}, {"policy": "epic"}, {"conditioning": "isolated"}, {"seed": 1}]
+    changes += [{"fresh_tail": 1}, {"preroll": "wait"}]
     assert len({ChatRollingKV(engine=engine, **one)._get_llm_string() for one in changes}) == len(changes)
     elsewhere = ChatRollingKV(engine=engine, store_path="~/kv", namespace="other")
     assert elsewhere._get_llm_string(namespace="third") == one._get_llm_string(), "KV decides no answer"
