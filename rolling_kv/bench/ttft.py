@@ -220,10 +220,13 @@ class _Window:
         setup = SETUPS[name]
         with self._bases[arm.conditioning, arm.fresh_tail, setup.disk].session(setup, before) as session:
             started = time.perf_counter()
+            ahead = session.preroll().computed if setup.idle else 0
+            idle = time.perf_counter()
             session.append(new.text, id=new.id)
-            appended = time.perf_counter() - started
+            appended = time.perf_counter()
             found = self._asked(session, question, untimed=untimed, **arm.options())
-        return found | {"arm": arm.name, "setup": name, "append_seconds": appended}
+        paid = {"idle_seconds": idle - started, "idle_computed": ahead, "append_seconds": appended - idle}
+        return found | {"arm": arm.name, "setup": name} | paid
 
     def _full(self, now: Sequence[MarketEvent], question: Any, *, untimed: bool) -> dict[str, Any]:
         with RollingSession.open(model=self._engine, instruction=INSTRUCTION, ingest="lazy") as session:

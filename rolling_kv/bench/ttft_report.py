@@ -51,6 +51,7 @@ def _entry(
     return entry | {
         "phases": {phase: median(one["phases"][phase] for _, one in pairs) for phase in PHASES},
         "append": None if side == FULL else median(one["append_seconds"] for _, one in pairs),
+        "idle": None if side == FULL else median(one.get("idle_seconds", 0.0) for _, one in pairs),
         "kv_bytes_moved": median(one["kv_bytes_moved"] for _, one in pairs),
         "recomputed": median(one["recomputed"] for _, one in pairs),
         "segments": median(one["segments"] for _, one in pairs),
@@ -101,8 +102,8 @@ def markdown(entries: Sequence[dict[str, Any]]) -> str:
             f"### {window} documents, {own[0]['prompt_tokens']:.0f} tokens, {own[0]['requests']} requests",
             "",
             "| arm | setup | TTFT, median (P95) | sooner (range) | fewer multiplications | ingest | load | "
-            "select | fuse | append |",
-            "|---|---|---|---|---|---|---|---|---|---|",
+            "select | fuse | append | idle |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
             *(_line(entry) for entry in own),
             "",
         ]
@@ -122,5 +123,6 @@ def _line(entry: dict[str, Any]) -> str:
         "" if fewer is None else f"{fewer:.1f}x",
         *cells,
         "" if append is None else f"{append:.3f}",
+        f"{entry['idle']:.3f}" if entry.get("idle") else "",
     ]
     return "| " + " | ".join(cells) + " |"

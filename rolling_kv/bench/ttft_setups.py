@@ -32,6 +32,7 @@ class Setup:
         resident: the KV of the last request is in the session's memory, as it is when a window rolls; else
             the session is new, and finds it in the store.
         empty: nothing is stored at all.
+        idle: what the slide takes was computed between the calls (`preroll="slide"`).
     """
 
     name: str
@@ -39,12 +40,14 @@ class Setup:
     at_append: bool = False
     resident: bool = True
     empty: bool = False
+    idle: bool = False
 
 
 SETUPS = {
     setup.name: setup
     for setup in (
         Setup("append", disk=False, at_append=True),
+        Setup("idle", disk=False, at_append=True, idle=True),
         Setup("ask", disk=False),
         Setup("disk-append", disk=True, at_append=True),
         Setup("disk-ask", disk=True),
@@ -87,7 +90,10 @@ class Base:
         top = self._new(f"top-{self._count}")
         try:
             store = Layered(self._new(f"none-{self._count}") if setup.empty else self.store, top)
-            config = self._config.model_copy(update={"ingest": "eager" if setup.at_append else "lazy"})
+            changed = {"ingest": "eager" if setup.at_append else "lazy"}
+            if setup.idle:
+                changed["preroll"] = "slide"
+            config = self._config.model_copy(update=changed)
             with RollingSession(engine=self._engine, store=store, config=config) as session:
                 session.extend(documents)
                 if setup.resident and not setup.at_append:

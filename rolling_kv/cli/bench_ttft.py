@@ -50,7 +50,8 @@ def ttft(
         typer.Option(
             "--setup",
             help="Where KV is. append, ask: in memory, and the new document is ingested when it is appended "
-            "or asked about; disk-append, disk-ask: the same in a folder; warm: a new session on a folder; "
+            "or asked about; idle: as append, after what the slide takes was computed between the calls; "
+            "disk-append, disk-ask: the same in a folder; warm: a new session on a folder; "
             f"cold: nothing is stored (once a window). May be repeated. Default: {', '.join(_SETUPS)}.",
         ),
     ] = None,

@@ -86,6 +86,7 @@ def test_setups_are_what_they_say(llama_engine: TransformersHost, tmp_path: Path
     for name in NAMES:
         by_setup = {setup: measured[f"{name} {setup}"] for setup in SETUPS}
         assert by_setup["append"]["ingested"] == by_setup["disk-append"]["ingested"] == 0
+        assert (by_setup["idle"]["idle_computed"] > 0) == name.endswith("window:3")
         new = by_setup["ask"]["ingested"]
         assert new == by_setup["disk-ask"]["ingested"] == by_setup["warm"]["ingested"] > 0
         assert by_setup["cold"]["ingested"] > new
