@@ -105,7 +105,7 @@ class Ingestor:
             count += 1
         return count
 
-    def at_hand(self, paths: Sequence[Sequence[Lineage]]) -> int:
+    def held(self, paths: Sequence[Sequence[Lineage]]) -> int:
         """How many of `paths` end with a segment whose KV is in memory."""
         return sum(self._in_memory(path[-1].key) is not None for path in paths)
 
@@ -114,14 +114,14 @@ class Ingestor:
         paths: Sequence[Sequence[Lineage]],
         *,
         report: IngestReport,
-        interrupted: Callable[[], bool] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> int:
         """Computes the next missing segment of those that a prompt to come needs, and keeps these alone.
 
         Args:
             paths: each ends with a segment that is needed, and begins with those that it is computed after.
-            report: told what was computed, and what went wrong.
-            interrupted: asked at every layer; when it is true the pass is given up.
+            report: told what went wrong.
+            interrupted: asked at every layer and segment; when it is true nothing more is begun.
 
         Returns:
             Tokens computed; 0 when nothing was missing.
@@ -129,37 +129,40 @@ class Ingestor:
         Raises:
             PassInterrupted: it was; what was there before is kept.
         """
-        needed = [path for path in paths if path[-1].key not in self._resident]
-        wanted = {lineage.key for path in needed for lineage in path}
-        self._ahead = {key: kv for key, kv in self._ahead.items() if key in wanted}
-        for path in needed:
-            if path[-1].key not in self._ahead:
-                computed = self._missing(path, report=report, interrupted=interrupted)
-                if computed:
-                    return computed
-        return 0
+        from rolling_kv.engine.host import PassInterrupted
 
-    def _missing(
-        self, path: Sequence[Lineage], *, report: IngestReport, interrupted: Callable[[], bool] | None
-    ) -> int:
-        """Computes the first segment of a path that is neither in memory nor stored; its tokens, or 0."""
+        missing = []
+        for path in paths:
+            if interrupted():
+                raise PassInterrupted
+            if self._found(path[-1], report) is None:
+                missing.append(path)
+        wanted = {path[-1].key for path in paths} | {step.key for path in missing for step in path}
+        self._ahead = {
+            key: kv for key, kv in self._ahead.items() if key in wanted and key not in self._resident
+        }
+        if not missing:
+            return 0
         context: list[SegmentKV] = []
-        for lineage in path:
-            kv = self._in_memory(lineage.key) or self._load(lineage, report)
-            computed = 0
+        for lineage in missing[0]:
+            kv = self._found(lineage, report)
             if kv is None:
-                segment = lineage.segment
-                kv = self._engine.extend(
-                    context, segment.token_ids, start=segment.start, interrupted=interrupted
-                )
-                computed = len(kv)
-                report.computed += computed
-            if lineage.key not in self._resident:
-                self._ahead[lineage.key] = kv
-            if computed:
-                return computed
+                break
             context.append(kv)
-        return 0
+        segment = lineage.segment
+        self._ahead[lineage.key] = self._engine.extend(
+            context, segment.token_ids, start=segment.start, interrupted=interrupted
+        )
+        return len(segment.token_ids)
+
+    def _found(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
+        """KV from memory, or from the store, and then kept in memory."""
+        kv = self._in_memory(lineage.key)
+        if kv is None:
+            kv = self._load(lineage, report)
+            if kv is not None:
+                self._ahead[lineage.key] = kv
+        return kv
 
     def forget(self) -> None:
         """Drops everything that is held in memory."""
@@ -220,10 +223,9 @@ class Ingestor:
             report.computed += len(kv)
             if lineage.key in keep:
                 self._store.put(lineage, kv.on_host())
-        elif (
-            lineage.key in keep and lineage.key in self._ahead
-        ):  # made before it was asked for, and not stored
+        elif lineage.key in keep and lineage.key in self._ahead:  # what is made ahead is not stored
             self._store.put(lineage, kv.on_host())
+            del self._ahead[lineage.key]
         at_hand[lineage.key] = kv
         return kv
 

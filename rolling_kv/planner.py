@@ -60,13 +60,16 @@ class Planner:
     def ahead(self, prompt: Prompt) -> list[tuple[Lineage, ...]]:
         """What is needed of a prompt whose last document is still to come: paths, each up to a segment of it.
 
-        Of the one to come it is the path without itself.
+        Of the one to come these are all segments that it will be computed after.
         """
-        paths = [
-            part.lineages[:-1] if part.segment is prompt.context[-1] else part.lineages
-            for part in self.plan(prompt).stored
-        ]
-        return [path for path in paths if path]
+        last = prompt.context[-1]
+        paths = []
+        for part in self.plan(prompt).stored:
+            if part.segment is last:
+                paths += [part.lineages[:length] for length in range(1, len(part.lineages))]
+            else:
+                paths.append(part.lineages)
+        return paths
 
     def fused_keys(self, prompt: Prompt) -> dict[str, str]:
         """For every document in the prompt, by name, the key of its KV from fused prompts."""

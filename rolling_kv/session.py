@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from rolling_kv.window.layout import Layout, Message
 
 
+_MAKE_WAY = 0.002  # seconds
+
+
 class RollingSession:
     """A window of documents over one model. Open it with `RollingSession.open`; use it as a context manager.
 
@@ -370,17 +373,22 @@ class RollingSession:
 
         computed = 0
         while True:
-            with self._open():  # a turn a segment, so that a request need not wait for the whole window
+            # A turn a segment, so that a request need not wait for the whole window.
+            with self._turns.background(give_up=lambda: False):
+                self._require_open()
                 paths = self._predicted()
                 if progress is not None:
-                    progress(self._ingestor.at_hand(paths), len(paths))
+                    progress(self._ingestor.held(paths), len(paths))
+                given_up, tokens = False, 0
                 try:
                     tokens = self._compute_ahead(paths, interrupted=lambda: self._turns.wanted)
                 except PassInterrupted:
-                    continue
-                done = self._ingestor.at_hand(paths)
+                    given_up = True
+                done = self._ingestor.held(paths)
             computed += tokens
-            if not tokens:
+            if given_up:
+                time.sleep(_MAKE_WAY)  # or this thread may take the turn again before the request does
+            elif not tokens:
                 return PrerollReport(segments=done, of=len(paths), computed=computed)
 
     def provenance(self) -> list[Provenance]:
@@ -403,11 +411,14 @@ class RollingSession:
     @contextmanager
     def _open(self) -> Iterator[None]:
         with self._turns.request():
-            if self._closed:
-                raise SessionClosedError(
-                    "The session is closed. Open a new one; stored KV is still in its store."
-                )
+            self._require_open()
             yield
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError(
+                "The session is closed. Open a new one; stored KV is still in its store."
+            )
 
     def _recording(self) -> Recorder:
         from rolling_kv.replay.trace import recorder_of
@@ -501,18 +512,23 @@ class RollingSession:
         )
 
     def _predicted(self) -> list[tuple[Lineage, ...]]:
-        """What the next call will need, as paths: the last of each, computed after the others."""
+        """What the next calls will need, as paths: the last of each, computed after the others."""
+        paths: list[tuple[Lineage, ...]] = []
+        if self.config.ingest == "lazy":  # what the next call over today's window needs comes first
+            today = self._planner.plan(self._layout.prompt(self.documents, None))
+            paths += [part.lineages for part in today.stored]
         if self.config.preroll == "slide":
-            return self._planner.ahead(self._layout.prompt(self._held.next_with_append(), None))
+            return paths + self._planner.ahead(self._layout.prompt(self._held.next_with_append(), None))
         prompt = self._layout.prompt(self._window.next_after_append(), None)
         chain = tuple(self._planner.chain([segment.token_ids for segment in prompt.segments]))
-        return [chain[: length + 1] for length in range(len(chain))]
+        return paths + [chain[: length + 1] for length in range(len(chain))]
 
     def _compute_ahead(self, paths: Sequence[Sequence[Lineage]], *, interrupted: Callable[[], bool]) -> int:
         report = IngestReport()
-        computed = self._ingestor.compute_ahead(paths, report=report, interrupted=interrupted)
-        self._unreported += report.degraded
-        return computed
+        try:
+            return self._ingestor.compute_ahead(paths, report=report, interrupted=interrupted)
+        finally:  # also of a pass that was given up
+            self._unreported += report.degraded
 
     def _preroll_step(self) -> bool:
         """One segment of the pre-roll, given up when a request comes; False when nothing is left to do."""
@@ -534,8 +550,8 @@ class RollingSession:
         return computed > 0
 
     def _interrupted(self) -> bool:
-        """Whether a request waits for this window, or anybody for the engine."""
-        return self._turns.wanted or self.engine.wanted
+        """Whether a request waits for this window or for the engine, or an answer is decoded."""
+        return self._turns.occupied or self.engine.wanted
 
     def _answered(self, call: Call, answer: Answer) -> None:
         self.hooks.fire(hooks.Answered(call, answer))

@@ -33,11 +33,9 @@ class AnswerStream:
         answered: Callable[[Answer], None],
     ) -> None:
         self._decoding = decoding
-        self._account = account
-        self._busy = busy
-        self._answered = answered
-        self._pieces = self._run()
-        self._answer: Answer | None = None
+        self._ended: list[Answer] = []
+        # It knows nothing of this object, so that a stream that is dropped half-read ends at once.
+        self._pieces = _pieces(decoding, account, busy=busy, answered=answered, ended=self._ended)
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
@@ -54,25 +52,32 @@ class AnswerStream:
         """
         for _ in self._pieces:
             pass
-        if self._answer is None:
+        if not self._ended:
             raise AnswerUnfinishedError(
                 f"The answer ended early, after {len(self._decoding.token_ids)} tokens, because decoding "
                 "failed or its stream was closed. Ask again; the window is as it was."
             )
-        return self._answer
+        return self._ended[0]
 
-    def _run(self) -> Iterator[str]:
-        with self._busy():
-            yield from self._decoding
-        decoding, account = self._decoding, self._account
-        timing = account.timing(first_token=decoding.first_token_seconds)
-        answer = Answer(
-            text=decoding.text,
-            token_ids=tuple(decoding.token_ids),
-            finish_reason=decoding.finish_reason,
-            usage=account.usage(output=len(decoding.token_ids)),
-            timing=timing,
-            trace=account.trace(margins=decoding.margins),
-        )
-        self._answered(answer)
-        self._answer = answer
+
+def _pieces(
+    decoding: Decoding,
+    account: Account,
+    *,
+    busy: Callable[[], AbstractContextManager[None]],
+    answered: Callable[[Answer], None],
+    ended: list[Answer],
+) -> Iterator[str]:
+    """The pieces of text; behind the last one the answer is put into `ended`."""
+    with busy():
+        yield from decoding
+    answer = Answer(
+        text=decoding.text,
+        token_ids=tuple(decoding.token_ids),
+        finish_reason=decoding.finish_reason,
+        usage=account.usage(output=len(decoding.token_ids)),
+        timing=account.timing(first_token=decoding.first_token_seconds),
+        trace=account.trace(margins=decoding.margins),
+    )
+    answered(answer)
+    ended.append(answer)

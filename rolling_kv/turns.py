@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock, RLock
 
 _LOOK = 0.05  # seconds
 
 
 class Turns:
-    """A lock that a thread may take again, and that knows how many threads wait for it."""
+    """A lock that a thread may take again, and that knows how many requests wait for it."""
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._counting = Lock()
-        self._waiting = 0
+        self._waiting = _Count()
+        self._decoding = _Count()
 
     @property
     def wanted(self) -> bool:
         """Whether a request waits for its turn."""
-        return self._waiting > 0
+        return self._waiting.number > 0
+
+    @property
+    def occupied(self) -> bool:
+        """Whether a request waits for its turn, or somebody is busy: no time for the background."""
+        return self.wanted or self._decoding.number > 0
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """A turn for a request; what runs in the background sees it wait."""
-        with self.busy():
+        with self._waiting:
             self._lock.acquire()
         try:
             yield
         finally:
             self._lock.release()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Counts as waiting, without a turn: nothing in the background runs meanwhile."""
-        with self._counting:
-            self._waiting += 1
-        try:
-            yield
-        finally:
-            with self._counting:
-                self._waiting -= 1
+    def busy(self) -> AbstractContextManager[None]:
+        """Time in which nothing is to run in the background, without a turn."""
+        return self._decoding
 
     @contextmanager
     def background(self, *, give_up: Callable[[], bool]) -> Iterator[bool]:
@@ -54,3 +52,19 @@ class Turns:
         finally:
             if taken:
                 self._lock.release()
+
+
+class _Count:
+    """How many contexts are open."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.number += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.number -= 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from rolling_kv import RollingSession
-from rolling_kv.engine.host import TransformersHost
+from rolling_kv.engine.host import PassInterrupted, TransformersHost
 from rolling_kv.errors import ConfigError, SessionClosedError
 
 INSTRUCTION = "Answer from the notes."
@@ -112,7 +113,7 @@ def test_it_runs_in_the_background_after_an_answer(llama_engine: TransformersHos
     with opened(llama_engine, "wait") as session:
         session.extend([note(n) for n in range(4)])
         session.ask(QUERY, max_new_tokens=2)
-        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == 4)
+        wait_until(lambda: session._ingestor.held(session._predicted()) == 4)
         change = session.append(note(4))
         answer = session.ask(QUERY, max_new_tokens=2)
         assert is_full(session)
@@ -201,7 +202,7 @@ def test_nothing_runs_in_the_background_while_an_answer_is_decoded(llama_engine:
         time.sleep(0.3)
         assert len(session._ingestor._ahead) == before
         assert stream.answer.token_ids
-        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == 4)
+        wait_until(lambda: session._ingestor.held(session._predicted()) == 4)
 
 
 def test_a_session_closed_while_it_prerolls_ends(llama_engine: TransformersHost) -> None:
@@ -290,8 +291,87 @@ def test_a_slide_runs_in_the_background_and_is_stored(llama_engine: Transformers
     with opened(llama_engine, "slide", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
         session.extend([note(n) for n in range(4)])
         session.ask(QUERY, max_new_tokens=1)
-        wait_until(lambda: session._ingestor.at_hand(session._predicted()) == len(session._predicted()))
+        wait_until(lambda: session._ingestor.held(session._predicted()) == len(session._predicted()))
         assert session.append(note(4)).computed == 0, "the newest document belongs to every call"
     with opened(llama_engine, "off", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
         session.extend([note(n) for n in range(1, 5)])
         assert all(one.stored_at is not None for one in session.provenance()[:4])
+
+
+def test_damage_found_in_a_pass_that_is_given_up_is_told(
+    llama_engine: TransformersHost, tmp_path: Path
+) -> None:
+    options: dict[str, object] = {"conditioning": "window:1", "store": tmp_path, "ingest": "lazy"}
+    with opened(llama_engine, "off", **options) as session:
+        session.extend([note(n) for n in range(4)])
+        session.ask(QUERY, max_new_tokens=1)
+    for payload in tmp_path.rglob("*.safetensors"):
+        damaged = bytearray(payload.read_bytes())
+        damaged[-1] ^= 1
+        payload.write_bytes(damaged)
+    with opened(llama_engine, "slide", **options) as session:
+        session.extend([note(n) for n in range(4)])
+        looks = iter(
+            [False, False, *(True for _ in range(99))]
+        )  # given up in the pass behind the failed load
+        with pytest.raises(PassInterrupted):
+            session._compute_ahead(session._predicted(), interrupted=lambda: next(looks))
+        assert any("unusable" in reason for reason in session.ask(QUERY, max_new_tokens=1).usage.degraded)
+
+
+def test_a_lazy_session_prepares_the_pending_call_first(llama_engine: TransformersHost) -> None:
+    """And keeps, beside what is needed, no context of what is done."""
+    with opened(llama_engine, "slide", conditioning="window:3", window=8, ingest="lazy") as session:
+        session.extend([note(n) for n in range(8)])
+        session.preroll()
+        held = len(session._ingestor._ahead)
+        assert session.ask(QUERY, max_new_tokens=1).usage.ingested == 0
+        assert held == len({path[-1].key for path in session._predicted()})
+        session.preroll()
+        session.append(note(8))
+        assert session.ask(QUERY, max_new_tokens=1).usage.ingested == session.documents[-1].tokens
+
+
+def test_a_half_read_stream_does_not_hold_up_a_preroll(llama_engine: TransformersHost) -> None:
+    with opened(llama_engine, "slide", conditioning="window:2") as session:
+        session.extend([note(n) for n in range(4)])
+        stream = session.stream(QUERY, max_new_tokens=8)
+        next(stream)
+        assert session.preroll().complete
+        session._background.start()
+        time.sleep(0.1)
+        del stream  # left early: the next answer's pre-roll need not wait for the garbage collector
+        assert not session._turns.occupied
+
+
+def test_prerolls_do_not_interrupt_each_other(llama_engine: TransformersHost) -> None:
+    """Two threads on one session, and the background threads of two sessions on one engine."""
+    with (
+        opened(llama_engine, "slide", conditioning="window:3", window=6) as session,
+        opened(llama_engine, "slide", conditioning="window:2", window=6) as other,
+    ):
+        for one in (session, other):
+            one.extend([note(n) * 6 for n in range(6)])
+        other._background.start()
+        with ThreadPoolExecutor(2) as pool:
+            reports = [pool.submit(session.preroll) for _ in range(2)]
+            assert all(report.result(timeout=60).complete for report in reports)
+        wait_until(lambda: other._ingestor.held(other._predicted()) == len(other._predicted()))
+        for one in (session, other):
+            one.append(note(7) * 6)
+            one._background.start()
+        for one in (session, other):
+            wait_until(lambda one=one: one._ingestor.held(one._predicted()) == len(one._predicted()))  # type: ignore[misc]
+
+
+def test_what_is_stored_is_not_computed_ahead(llama_engine: TransformersHost, tmp_path: Path) -> None:
+    options: dict[str, object] = {"conditioning": "window:2", "store": tmp_path, "window": 6}
+    with opened(llama_engine, "off", **options) as session:
+        session.extend([note(n) for n in range(6)])
+        session.append(note(6))  # so that the window that comes next is stored, too
+    with opened(llama_engine, "slide", ingest="lazy", **options) as session:
+        session.extend([note(n) for n in range(6)])
+        report = session.preroll()
+        assert report.complete
+        expected = sum(document.tokens for document in session.documents[-2:])
+        assert report.computed == expected, "what the new one is computed after"

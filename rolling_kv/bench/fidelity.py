@@ -41,6 +41,7 @@ class Reference:
     Args:
         token_ids: of the answer.
         ended: whether its end was a token of its own, which is then compared as well.
+        cut: whether more was said than `token_ids`; an arm must then not carry the answer on.
         logits: [compared, vocabulary]: from which each token, and its end, were chosen.
         right: whether it is the expected answer; None when that is not known.
         ttft: seconds.
@@ -53,6 +54,7 @@ class Reference:
     right: bool | None
     ttft: float
     prompt_tokens: int
+    cut: bool = False
 
     @property
     def compared(self) -> int:
@@ -66,17 +68,21 @@ class Reference:
         return float((two[:, 0] - two[:, 1]).min())
 
     def answer_only(self, request: LabelledRequest, decode: Callable[[Sequence[int]], str]) -> Reference:
-        """Up to the token that makes it right: what is said behind it is no answer. Itself when wrong."""
+        """Up to the token that makes it right: what is said behind it is no answer. Itself when wrong.
+
+        Not before the answer has ended: `17` is none in `17.5 or 17`.
+        """
         if not self.right:
             return self
-        count = next(
-            count
-            for count in range(1, len(self.token_ids) + 1)
-            if request.is_right(decode(self.token_ids[:count]))
-        )
-        if count == len(self.token_ids):
+
+        def holds(count: int) -> bool:
+            return request.is_right(decode(self.token_ids[:count]))
+
+        last = len(self.token_ids)
+        count = next(n for n in range(1, last + 1) if holds(n) and holds(min(n + 1, last)))
+        if count == last:
             return self
-        return replace(self, token_ids=self.token_ids[:count], ended=False)
+        return replace(self, token_ids=self.token_ids[:count], ended=False, cut=True)
 
     @cached_property  # many arms are compared with one reference, and vocabularies are large
     def log_probabilities(self) -> torch.Tensor:
@@ -89,7 +95,8 @@ class Outcome:
     """What an arm made of a request.
 
     Args:
-        agrees: its greedy answer is full prefill's, token by token.
+        agrees: its greedy answer is full prefill's, token by token, and ends where that does.
+        goes_on: it says the same tokens, and carries the answer on where full prefill's ends: 418 for 41.
         top1: the share of positions of the full-prefill answer at which both predict the same token.
         kl: mean KL(full prefill || arm) over those positions, in nats.
         recall, captured_deviation, segments, k: as in `SelectionStats`.
@@ -98,6 +105,7 @@ class Outcome:
     """
 
     agrees: bool
+    goes_on: bool
     top1: float
     kl: float
     recall: float | None
@@ -167,9 +175,14 @@ def measure(
     }
     forced = session.score(request.query, reference.token_ids, **options)
     same, kl = compare(reference, forced.logits)
+    goes_on = False
+    if reference.cut and all(same):
+        said = (*reference.token_ids, int(forced.logits[reference.compared].argmax()))
+        goes_on = not request.is_right(session.engine.tokenizer.decode(said))
     selection = forced.trace.selection
     return Outcome(
-        agrees=all(same),
+        agrees=all(same) and not goes_on,
+        goes_on=goes_on,
         top1=sum(same) / len(same),
         kl=kl,
         recall=selection.recall,

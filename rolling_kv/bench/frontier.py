@@ -125,7 +125,13 @@ def run(
                     "be measured. Pass --all, or another workload, --documents or model."
                 )
         progress(plan.requests, plan.requests)
-        return rows.rows
+        return _up_to(rows.rows, plan.requests)
+
+
+def _up_to(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The rows as far as `count` of them are measured."""
+    places = [place for place, row in enumerate(rows) if row["measured"]]
+    return list(rows[: places[count - 1] + 1])
 
 
 def measured(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,7 +149,7 @@ def _by_setting(cells: Sequence[Cell]) -> dict[Setting, list[Cell]]:
 class _Bases:
     """The KV of the window before the first request, made once for all settings that make it alike.
 
-    The newest document is left out, which some settings do not store.
+    The newest documents are left out, which some settings do not store.
     """
 
     def __init__(
@@ -152,6 +158,7 @@ class _Bases:
         self._engine = engine
         self._before = before
         self._anchored = {_alike(cell.setting) for cell in cells if cell.setting.anchors}
+        self._fresh = max([1, *(cell.setting.fresh_tail for cell in cells)])
         self._stores: dict[Setting, KVStore] = {}
 
     def of(self, setting: Setting) -> KVStore:
@@ -163,7 +170,7 @@ class _Bases:
             made = replace(alike, anchors=alike in self._anchored)
             store = self._stores[alike] = open_store(None)
             with _session(self._engine, made, self._before, store=Layered(store, store)) as session:
-                session.extend(_documents(made, self._before)[:-1])
+                session.extend(_documents(made, self._before)[: -self._fresh])
         return self._stores[alike]
 
 
@@ -278,7 +285,8 @@ def _row(
         if taken and len(window.session.documents) > plan.documents:  # a batch holds more
             own = reference_of(window.session, request, max_new_tokens=plan.max_new_tokens)
             own = own.answer_only(request, engine.tokenizer.decode)
-        full = work.of(own.prompt_tokens)
+        prompt = window.session.prompt_token_ids(request.query, answer_prefix=request.answer_prefix)
+        full = work.of(len(prompt))
         settings.append(
             {
                 "setting": window.setting.name,
@@ -305,21 +313,23 @@ def _row(
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry a cell, over the requests that were measured; shares of computation are means."""
-    rows = measured(rows)
-    return [
-        _entry(rows, place, cell)
-        for place, setting in enumerate(rows[0]["settings"])
-        for cell in setting["cells"]
-    ]
+    """One entry a cell; shares of computation are means, those of rolling over all requests."""
+    taken = measured(rows)
+    entries = []
+    for place, setting in enumerate(taken[0]["settings"]):
+        rolled = [row["settings"][place]["work"] for row in rows]
+        work = {part: fmean(one[part] for one in rolled) for part in ("idle", "append", "slide")}
+        entries += [_entry(taken, place, cell, work) for cell in setting["cells"]]
+    return entries
 
 
-def _entry(rows: Sequence[dict[str, Any]], place: int, name: str) -> dict[str, Any]:
+def _entry(
+    rows: Sequence[dict[str, Any]], place: int, name: str, rolling: dict[str, float]
+) -> dict[str, Any]:
     own = [row["settings"][place] for row in rows]
     cells = [one["cells"][name] for one in own]
     right = [cell["agrees"] for cell, row in zip(cells, rows, strict=True) if row["full_prefill"]["right"]]
-    work = {part: fmean(one["work"][part] for one in own) for part in ("idle", "append", "slide")}
-    work["ask"] = fmean(cell["ask"] for cell in cells)
+    work = rolling | {"ask": fmean(cell["ask"] for cell in cells)}
     return {
         "cell": name,
         "setting": own[0]["setting"],

@@ -219,13 +219,15 @@ class _Window:
     ) -> dict[str, Any]:
         setup = SETUPS[name]
         with self._bases[arm.conditioning, arm.fresh_tail, setup.disk].session(setup, before) as session:
+            paid = {"idle_seconds": 0.0, "idle_computed": 0}
             started = time.perf_counter()
-            ahead = session.preroll().computed if setup.idle else 0
-            idle = time.perf_counter()
+            if setup.idle:
+                ahead = session.preroll().computed
+                paid = {"idle_seconds": time.perf_counter() - started, "idle_computed": ahead}
+                started = time.perf_counter()
             session.append(new.text, id=new.id)
-            appended = time.perf_counter()
+            paid["append_seconds"] = time.perf_counter() - started
             found = self._asked(session, question, untimed=untimed, **arm.options())
-        paid = {"idle_seconds": idle - started, "idle_computed": ahead, "append_seconds": appended - idle}
         return found | {"arm": arm.name, "setup": name} | paid
 
     def _full(self, now: Sequence[MarketEvent], question: Any, *, untimed: bool) -> dict[str, Any]:

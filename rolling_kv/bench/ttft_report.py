@@ -29,8 +29,10 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _entry(
     window: int, side: str, rows: Sequence[dict[str, Any]], first: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Args:
-    first: what was measured in the request that warms up.
+    """What the requests of a window say of one side.
+
+    Args:
+        first: what was measured in the request that warms up.
     """
     pairs = [(row["measured"][FULL], row["measured"][side]) for row in rows if side in row["measured"]]
     times = [one["ttft"] for _, one in pairs]

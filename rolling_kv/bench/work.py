@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """Counts the multiplications of all passes of `engine` while the context lasts.
+    """Counts the multiplications of this thread's passes of `engine` while the context lasts.
 
     Counted are those of tokens with the weights of the layers, and in attention those with the keys and the
     values that a token sees. Left out are logits, rope, and the attention mass that a policy takes of the
@@ -27,6 +28,7 @@ class Work:
         self.counted = 0
         self.last = 0  # those of the pass that was counted last
         self._engine = engine
+        self._thread = get_ident()
         self._layers = engine.layer_shapes
 
     def __enter__(self) -> Self:
@@ -49,6 +51,8 @@ class Work:
         return self._of(torch.arange(behind, behind + tokens), None, None)
 
     def _add(self, shape: PassShape) -> None:
+        if get_ident() != self._thread:  # a pre-roll in the background
+            return
         self.last = self._of(shape.rows, shape.positions, shape.last_layer)
         self.counted += self.last
 

@@ -59,7 +59,10 @@ def frontier(
         ),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Of an answer that are compared; fewer where full prefill ends its line.")
+        int,
+        typer.Option(
+            help="Of an answer that are compared; fewer where full prefill ends its line, or has answered."
+        ),
     ] = 16,
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
     critical_layers: Annotated[
@@ -149,7 +152,7 @@ def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _table(entries: list[dict[str, Any]], *, title: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
     table.add_column("cell", overflow="fold")
-    for column in ("equal", "95%", "KL", "append", "slide", "ask", "sooner"):
+    for column in ("equal", "95%", "KL", "idle", "append", "slide", "ask", "sooner"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in entries:
         agreement, work = entry["answer_agreement"], entry["work"]
@@ -158,7 +161,7 @@ def _table(entries: list[dict[str, Any]], *, title: str) -> Table:
             f"{agreement['share']:.2f}",
             f"{agreement['low']:.2f}-{agreement['high']:.2f}",
             f"{entry['kl']:.3f}",
-            *(f"{100 * work[part]:.1f}%" for part in ("append", "slide", "ask")),
+            *(f"{100 * work[part]:.1f}%" for part in ("idle", "append", "slide", "ask")),
             f"{entry['speedup']:.1f}x",
         )
     return table

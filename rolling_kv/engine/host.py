@@ -130,7 +130,7 @@ class TransformersHost:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for a pass to end."""
+        """Whether a request waits for a pass to end."""
         return self._turns.wanted
 
     def synchronize(self) -> None:
@@ -334,7 +334,7 @@ class TransformersHost:
         view = interception.PassView(
             rows=rows, positions=positions, on_query=None if on_query is None else look
         )
-        with self._turns.request(), torch.inference_mode():
+        with self._turn(interrupted), torch.inference_mode():
             if self.on_pass is not None:
                 self.on_pass(PassShape(rows, positions, last_layer))
             try:
@@ -349,6 +349,18 @@ class TransformersHost:
             except _LayerReached:
                 return torch.empty(0)
             return self._finite(output.logits[0].float())
+
+    @contextmanager
+    def _turn(self, interrupted: Callable[[], bool] | None) -> Iterator[None]:
+        """A pass's turn; no request makes way for one that can be given up."""
+        if interrupted is None:
+            with self._turns.request():
+                yield
+            return
+        with self._turns.background(give_up=interrupted) as taken:
+            if not taken:
+                raise PassInterrupted
+            yield
 
     def _finite(self, logits: torch.Tensor) -> torch.Tensor:
         """`logits`, when they are numbers.

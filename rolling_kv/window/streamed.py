@@ -62,9 +62,8 @@ class StreamedWindow:
         return replaced(current, window=self.window.hold(held))
 
     def next_with_append(self) -> tuple[Document, ...]:
-        """What is left when one more document comes, and in the place of that one some tokens."""
-        average = max(1, self.window.tokens // max(1, len(self.window)))
-        coming, _ = self._entering(Document("", "", token_ids=(0,) * average, content_hash=""))
+        """What is left when one more document comes, and a token in the place of that one."""
+        coming, _ = self._entering(Document("", "", token_ids=(0,), content_hash=""))
         return (*self.window.next_after_append(), coming)
 
     def _entering(self, document: Document) -> tuple[Document, tuple[tuple[int, ...], ...]]:

@@ -168,6 +168,7 @@ def test_a_stopped_run_goes_on_to_the_same_rows(
     assert without_seconds(resumed) == without_seconds(rows[:3])
     longer = run(llama_engine, PLAN, rows_path=path, progress=silent)
     assert without_seconds(longer) == without_seconds(rows)
+    assert run(llama_engine, replace(PLAN, requests=2), rows_path=path, progress=silent) == longer[:2]
 
 
 def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
@@ -196,6 +197,16 @@ def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
     monkeypatch.setattr(LabelledRequest, "is_right", lambda *_: False)
     with pytest.raises(BenchError, match="answered 0 of 20 requests as expected; 1 were to be measured"):
         run(llama_engine, never, rows_path=tmp_path / "never.jsonl", progress=silent)
+
+
+def test_a_longer_tail_costs_the_same_from_the_first_request_on(
+    llama_engine: TransformersHost, tmp_path: Path
+) -> None:
+    plan = replace(PLAN, cells=(parse_cell("direct-reuse:window:1+tail3"),), requests=3)
+    found = run(llama_engine, plan, rows_path=tmp_path / "rows.jsonl", progress=silent)
+    costs = [row["settings"][0]["work"] for row in found]
+    rolled = [cost["append"] + cost["slide"] for cost in costs]
+    assert max(rolled) == pytest.approx(min(rolled), rel=0.1)
 
 
 def entry(cell: str, *, share: float, work: float) -> dict[str, Any]:

@@ -35,13 +35,12 @@ from rolling_kv.config import (
     DEFAULT_FRESH_TAIL,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
-    Preroll,
 )
 from rolling_kv.errors import ConfigError
 from rolling_kv.store import open_store
 
+_KEPT = ("conditioning", "fresh_tail")  # decides answers, and no single call may set it otherwise
 # What a single call may set otherwise than the model, besides the arguments of `_stream`.
-_KEPT = ("conditioning", "fresh_tail", "preroll")
 _OVERRIDES = ("temperature", "top_k", "top_p", "seed", "max_tokens", "policy", "ratio")
 
 
@@ -59,7 +58,7 @@ class ChatRollingKV(BaseChatModel):
         stop: strings that end an answer.
         store_path: a folder for KV that outlives the process; None keeps it in memory.
         namespace: keeps KV apart; one agent thread, one namespace (`RollingKVMiddleware` sees to that).
-        policy, ratio, conditioning, fresh_tail, preroll, deterministic, dtype, device: as for
+        policy, ratio, conditioning, fresh_tail, deterministic, dtype, device: as for
             `rolling_kv.RollingSession.open`.
         engine: an engine from `rolling_kv.load_engine` to share, instead of loading `model`.
     """
@@ -80,7 +79,6 @@ class ChatRollingKV(BaseChatModel):
     ratio: float = DEFAULT_RATIO
     conditioning: str = DEFAULT_CONDITIONING
     fresh_tail: int = DEFAULT_FRESH_TAIL
-    preroll: Preroll = "off"
     deterministic: bool = True
     dtype: str = "auto"
     device: str = "auto"

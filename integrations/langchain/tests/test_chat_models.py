@@ -69,16 +69,13 @@ def test_the_account_adds_up_and_rolls_when_the_head_is_trimmed(engine: Transfor
     assert usage(first)["logits_fingerprint"] == usage(again)["logits_fingerprint"]
 
 
-@pytest.mark.parametrize(
-    ("conditioning", "preroll"), [("isolated", "off"), ("window:3", "off"), ("window:1", "slide")]
-)
+@pytest.mark.parametrize(("conditioning", "fresh_tail"), [("isolated", 0), ("window:3", 0), ("window:1", 1)])
 def test_the_answer_is_a_function_of_the_prompt(
-    engine: TransformersHost, conditioning: str, preroll: Any
+    engine: TransformersHost, conditioning: str, fresh_tail: int
 ) -> None:
-    fresh = ChatRollingKV(engine=engine, max_tokens=8, conditioning=conditioning, fresh_tail=1)
-    aged = ChatRollingKV(
-        engine=engine, max_tokens=8, conditioning=conditioning, fresh_tail=1, preroll=preroll
-    )
+    settings: dict[str, Any] = {"conditioning": conditioning, "fresh_tail": fresh_tail}
+    fresh = ChatRollingKV(engine=engine, max_tokens=8, **settings)
+    aged = ChatRollingKV(engine=engine, max_tokens=8, **settings)
     aged.invoke(CONVERSATION[:2], documents=RECORDS[:1])
     aged.invoke(CONVERSATION[:4], documents=RECORDS)
     aged.invoke("Something else.")
@@ -253,7 +250,7 @@ def test_engines_are_told_apart_by_more_than_a_name(engine: TransformersHost) ->
     assert third.model_name == one.model_name
     assert len({model._get_llm_string() for model in (one, other, third)}) == 3
     changes = [{}, {"ratio": 0.3}, {"policy": "epic"}, {"conditioning": "isolated"}, {"seed": 1}]
-    changes += [{"fresh_tail": 1}, {"preroll": "wait"}]
+    changes += [{"fresh_tail": 1}]
     assert len({ChatRollingKV(engine=engine, **one)._get_llm_string() for one in changes}) == len(changes)
     elsewhere = ChatRollingKV(engine=engine, store_path="~/kv", namespace="other")
     assert elsewhere._get_llm_string(namespace="third") == one._get_llm_string(), "KV decides no answer"
