@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 
-_POLL = 0.002  # seconds between looks whether a request is still waiting
+MAKE_WAY = 0.002  # seconds that a waiting request is left to take its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,6 @@ class BackgroundPreroll:
             more = True
             while more and not self._stopping.is_set():
                 if self._wanted():
-                    time.sleep(_POLL)
+                    time.sleep(MAKE_WAY)
                 else:
                     more = self._step()

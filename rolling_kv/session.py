@@ -25,7 +25,7 @@ from rolling_kv.options import AskOptions, PrefillOptions, prefill_settings, req
 from rolling_kv.plan import Plan, require_positions
 from rolling_kv.planner import Planner
 from rolling_kv.prefill import Prefiller
-from rolling_kv.preroll import BackgroundPreroll, PrerollReport
+from rolling_kv.preroll import MAKE_WAY, BackgroundPreroll, PrerollReport
 from rolling_kv.provenance import Provenance, provenance_of
 from rolling_kv.store import Lineage, open_store, token_digest
 from rolling_kv.stream import AnswerStream
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from rolling_kv.replay.trace import Recorder
     from rolling_kv.store.base import KVStore
     from rolling_kv.window.layout import Layout, Message
-
-
-_MAKE_WAY = 0.002  # seconds
 
 
 class RollingSession:
@@ -387,7 +384,7 @@ class RollingSession:
                 done = self._ingestor.held(paths)
             computed += tokens
             if given_up:
-                time.sleep(_MAKE_WAY)  # or this thread may take the turn again before the request does
+                time.sleep(MAKE_WAY)  # or this thread may take the turn again before the request does
             elif not tokens:
                 return PrerollReport(segments=done, of=len(paths), computed=computed)
 

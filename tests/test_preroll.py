@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +43,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
+def wait_for_preroll(session: RollingSession) -> None:
+    wait_until(lambda: session._ingestor.held(session._predicted()) == len(session._predicted()))
+
+
 def test_after_a_preroll_the_answer_is_full_prefills(tiny_engine: TransformersHost) -> None:
     with opened(tiny_engine, "auto", conditioning="isolated") as session:
         session.extend([note(n) for n in range(5)])
@@ -49,11 +55,11 @@ def test_after_a_preroll_the_answer_is_full_prefills(tiny_engine: TransformersHo
         assert report.complete
         assert report.segments == 4, "the instruction and the three documents that stay"
         change = session.append(note(5))
+        assert session.preroll().computed > 0  # before an answer begins one in the background
+        assert session.preroll().computed == 0, "nothing is done twice"
         segments = session.prompt(QUERY).segments
         answer = session.ask(QUERY, max_new_tokens=2)
         full = session.ask(QUERY, max_new_tokens=2, policy="full-prefill")
-        assert session.preroll().computed > 0
-        assert session.preroll().computed == 0, "nothing is done twice"
     assert change.computed == len(segments[-2].token_ids), "only the new document"
     assert answer.usage.prefix == segments[-1].start
     assert answer.usage.computed == len(segments[-1].token_ids), "only the query"
@@ -113,7 +119,7 @@ def test_it_runs_in_the_background_after_an_answer(llama_engine: TransformersHos
     with opened(llama_engine, "wait") as session:
         session.extend([note(n) for n in range(4)])
         session.ask(QUERY, max_new_tokens=2)
-        wait_until(lambda: session._ingestor.held(session._predicted()) == 4)
+        wait_for_preroll(session)
         change = session.append(note(4))
         answer = session.ask(QUERY, max_new_tokens=2)
         assert is_full(session)
@@ -133,7 +139,7 @@ def test_a_request_does_not_wait_for_a_segment_in_the_making(
         real = session._ingestor.compute_ahead
         given_up = []
 
-        def slow(paths: object, *, interrupted: Callable[[], bool], **more: object) -> int:
+        def slow(paths: Any, *, interrupted: Callable[[], bool], report: Any) -> int:
             def looked() -> bool:
                 begun.set()
                 for _ in range(1000):  # a layer that takes long, or until somebody comes
@@ -143,7 +149,7 @@ def test_a_request_does_not_wait_for_a_segment_in_the_making(
                     time.sleep(0.005)
                 return False
 
-            return real(paths, interrupted=looked, **more)  # type: ignore[arg-type]
+            return real(paths, interrupted=looked, report=report)
 
         monkeypatch.setattr(session._ingestor, "compute_ahead", slow)
         session._background.start()
@@ -202,7 +208,7 @@ def test_nothing_runs_in_the_background_while_an_answer_is_decoded(llama_engine:
         time.sleep(0.3)
         assert len(session._ingestor._ahead) == before
         assert stream.answer.token_ids
-        wait_until(lambda: session._ingestor.held(session._predicted()) == 4)
+        wait_for_preroll(session)
 
 
 def test_a_session_closed_while_it_prerolls_ends(llama_engine: TransformersHost) -> None:
@@ -291,7 +297,7 @@ def test_a_slide_runs_in_the_background_and_is_stored(llama_engine: Transformers
     with opened(llama_engine, "slide", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
         session.extend([note(n) for n in range(4)])
         session.ask(QUERY, max_new_tokens=1)
-        wait_until(lambda: session._ingestor.held(session._predicted()) == len(session._predicted()))
+        wait_for_preroll(session)
         assert session.append(note(4)).computed == 0, "the newest document belongs to every call"
     with opened(llama_engine, "off", conditioning="window:2", store=tmp_path, fresh_tail=1) as session:
         session.extend([note(n) for n in range(1, 5)])
@@ -311,9 +317,7 @@ def test_damage_found_in_a_pass_that_is_given_up_is_told(
         payload.write_bytes(damaged)
     with opened(llama_engine, "slide", **options) as session:
         session.extend([note(n) for n in range(4)])
-        looks = iter(
-            [False, False, *(True for _ in range(99))]
-        )  # given up in the pass behind the failed load
+        looks = chain([False, False], repeat(True))  # given up in the pass behind the failed load
         with pytest.raises(PassInterrupted):
             session._compute_ahead(session._predicted(), interrupted=lambda: next(looks))
         assert any("unusable" in reason for reason in session.ask(QUERY, max_new_tokens=1).usage.degraded)
@@ -356,12 +360,12 @@ def test_prerolls_do_not_interrupt_each_other(llama_engine: TransformersHost) ->
         with ThreadPoolExecutor(2) as pool:
             reports = [pool.submit(session.preroll) for _ in range(2)]
             assert all(report.result(timeout=60).complete for report in reports)
-        wait_until(lambda: other._ingestor.held(other._predicted()) == len(other._predicted()))
+        wait_for_preroll(other)
         for one in (session, other):
             one.append(note(7) * 6)
             one._background.start()
         for one in (session, other):
-            wait_until(lambda one=one: one._ingestor.held(one._predicted()) == len(one._predicted()))  # type: ignore[misc]
+            wait_for_preroll(one)
 
 
 def test_what_is_stored_is_not_computed_ahead(llama_engine: TransformersHost, tmp_path: Path) -> None:

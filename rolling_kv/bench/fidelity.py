@@ -75,11 +75,9 @@ class Reference:
         if not self.right:
             return self
 
-        def holds(count: int) -> bool:
-            return request.is_right(decode(self.token_ids[:count]))
-
         last = len(self.token_ids)
-        count = next(n for n in range(1, last + 1) if holds(n) and holds(min(n + 1, last)))
+        wrong = [n for n in range(1, last + 1) if not request.is_right(decode(self.token_ids[:n]))]
+        count = min(last, max(wrong, default=0) + 1)
         if count == last:
             return self
         return replace(self, token_ids=self.token_ids[:count], ended=False, cut=True)

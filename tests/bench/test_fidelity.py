@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -135,3 +137,40 @@ def test_deviation_is_measured_whatever_the_policy(llama_engine: TransformersHos
     assert captured is not None
     assert best.trace.selection.captured_deviation is not None
     assert 0 < captured < best.trace.selection.captured_deviation, "the largest k capture the most"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "count"),
+    [
+        (["1", "7", ".", "5", " or 17", "."], 5),  # 17 is none in 17.5
+        (["The ", "17", " it is"], 2),
+        (["17"], 1),
+    ],
+)
+def test_a_reference_ends_with_the_answer(pieces: list[str], count: int) -> None:
+    request = replace(needle(), expected="17")
+    full = reference([[0.0, 1.0]] * len(pieces), tokens=len(pieces))
+    right = replace(full, right=True)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return "".join(pieces[token] for token in token_ids)
+
+    cut = right.answer_only(request, decode)
+    assert len(cut.token_ids) == cut.compared == count
+    assert cut.cut == (count < len(pieces))
+    assert full.answer_only(request, decode) is full, "a wrong one is compared whole"
+
+
+def test_an_arm_that_carries_the_answer_on_does_not_agree(
+    llama_engine: TransformersHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is computed anew, so it says what full prefill says, behind the answer as well."""
+    request = needle()
+    with window_of(llama_engine, request, conditioning="isolated", anchors=False) as session:
+        full = replace(reference_of(session, request, max_new_tokens=3), ended=False)
+        begun = replace(full, token_ids=full.token_ids[:2], cut=True)
+        same = measure(session, request, begun, Arm("token-topk", 1.0), stats=False)
+        monkeypatch.setattr(LabelledRequest, "is_right", lambda *_: True)
+        ended = measure(session, request, begun, Arm("token-topk", 1.0), stats=False)
+    assert (same.top1, same.goes_on, same.agrees) == (1.0, True, False), "what it goes on to is not right"
+    assert (ended.top1, ended.goes_on, ended.agrees) == (1.0, False, True)

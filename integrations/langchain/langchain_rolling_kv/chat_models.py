@@ -30,16 +30,11 @@ from langchain_rolling_kv.messages import document_turns, instruction_of, turns_
 from langchain_rolling_kv.sessions import ChatSessions
 from langchain_rolling_kv.tool_calls import ToolCallReader
 from rolling_kv import load_engine
-from rolling_kv.config import (
-    DEFAULT_CONDITIONING,
-    DEFAULT_FRESH_TAIL,
-    DEFAULT_POLICY,
-    DEFAULT_RATIO,
-)
+from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_FRESH_TAIL, DEFAULT_POLICY, DEFAULT_RATIO
 from rolling_kv.errors import ConfigError
 from rolling_kv.store import open_store
 
-_KEPT = ("conditioning", "fresh_tail")  # decides answers, and no single call may set it otherwise
+_KEPT = ("conditioning", "fresh_tail")  # of a session; no single call may set it otherwise
 # What a single call may set otherwise than the model, besides the arguments of `_stream`.
 _OVERRIDES = ("temperature", "top_k", "top_p", "seed", "max_tokens", "policy", "ratio")
 
