@@ -45,9 +45,9 @@ class Ingestor:
     """Provides the KV of a prompt's stored segments, and holds those of the last prompt in memory.
 
     A segment is computed by a pass of its own over the KV of its path, which is found or computed in the same
-    way, so what is computed depends on lineage alone. Only the segments themselves are stored; what was
-    computed merely as their context is dropped with the call. Beside the segments of the last prompt, those
-    that a prompt to come will need may be kept in memory.
+    way, so what is computed depends on lineage alone. The segments themselves are stored, and of what was
+    computed merely as their context that which a later window begins with; the rest is dropped with the call.
+    Beside the segments of the last prompt, those that a prompt to come will need may be kept in memory.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Ingestor:
         started = self._clock()
         report = IngestReport()
         keep = {part.lineage.key for part in stored if not part.transient}
+        keep |= {step.key for part in stored if part.keeps_context for step in part.lineages}
         at_hand: dict[str, SegmentKV] = {}
         own = {part.lineage.key for part in stored}
         for done, part in enumerate(stored):

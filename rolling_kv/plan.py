@@ -26,12 +26,14 @@ class StoredSegment:
         lineages: along its path, each computed after the ones before it; the last is its own.
         exact: whether its path is all that precedes it in the prompt.
         transient: whether its KV is kept in memory only, because the next prompt has no use for it.
+        keeps_context: whether what it is computed after is stored as well, because a window may begin there.
     """
 
     segment: Segment
     lineages: tuple[Lineage, ...]
     exact: bool
     transient: bool = False
+    keeps_context: bool = False
 
     @property
     def lineage(self) -> Lineage:
@@ -128,7 +130,8 @@ def make_plan(
             if not at_hand(lineages[-1]):
                 continue
             exact = False
-        stored.append(StoredSegment(segment, lineages, exact=exact))
+        keeps_context = conditioning.has_edge and gap == 0
+        stored.append(StoredSegment(segment, lineages, exact=exact, keeps_context=keeps_context))
     return Plan(prompt=prompt, stored=tuple(stored))
 
 

@@ -117,6 +117,21 @@ def test_the_stream_is_seen_beyond_the_window(llama_engine: TransformersHost) ->
         assert [len(one.computed_after) for one in session.provenance()] == [0, 1, 2, 3, 3]
 
 
+def test_what_a_document_is_computed_after_is_the_left_edge_of_a_later_window(
+    llama_engine: TransformersHost, tmp_path: Path
+) -> None:
+    """So losing the oldest computes nothing, and a new document only itself and the two before it."""
+    options: dict[str, object] = {"window": None, "store": tmp_path, "deterministic": True}
+    with opened(llama_engine, "window:2", **options) as session:
+        session.extend([note(n) for n in range(6)])
+        for number in range(6, 12):
+            assert session.evict(session.documents[0].id).computed == 0
+            added = session.append(note(number)).computed
+            assert added == sum(document.tokens for document in session.documents[-3:])
+    with opened(llama_engine, "window:2", **options) as session:
+        assert sum(one.computed for one in session.extend([note(n) for n in range(8, 12)])) == 0
+
+
 @pytest.mark.parametrize("conditioning", HISTORICAL)
 def test_a_new_document_is_computed_in_the_prompt_and_reused_from_it(
     llama_engine: TransformersHost, conditioning: str

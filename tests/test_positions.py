@@ -82,6 +82,20 @@ def test_a_far_document_has_not_seen_the_instruction() -> None:
     assert not torch.allclose(packed.v[-1], alone[-1][1][:, at:], atol=1e-3)
 
 
+def test_the_left_edge_was_stored_when_what_stood_behind_it_came_near() -> None:
+    """So losing the oldest computes what comes near, after its neighbour, and nothing else."""
+    with opened(sliding()) as session:
+        session.extend([note(n) for n in range(8)])
+        for number in range(8, 14):
+            known = {part.lineage.key for part, _ in parts_of(session)}
+            computed = session.evict(session.documents[0].id).computed
+            changed = [part for part, _ in parts_of(session) if part.lineage.key not in known]
+            near = [part for part in changed if not part.exact]
+            assert len(near) < len(changed), "the edge changed, too"
+            assert computed == sum(len(step.token_ids) for part in near for step in part.lineage.path[1:])
+            session.append(note(number))
+
+
 def test_true_positions_come_nearer_to_the_full_prefill() -> None:
     """Values of far documents, over both families; closeness is the norm of the difference."""
     for family in ("mistral", "gemma3_text"):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rolling_kv.engine.host import TransformersHost
     from rolling_kv.store.base import KVStore
 
-_MEMORY = 1 << 30  # bytes of stored KV for each setting
+_MEMORY = 2 << 30  # bytes of stored KV for each setting: left edges wait there until they are needed
 _CANDIDATES = 20  # requests for each that is to be measured, of which full prefill may answer many otherwise
 _STREAM = 16  # documents before the first window, which stream:k has seen
 

@@ -49,6 +49,11 @@ class Conditioning:
         """Whether KV is a function of the prompt alone."""
         return not self.stream and self.fused == "never"
 
+    @property
+    def has_edge(self) -> bool:
+        """Whether the first documents of the window are computed after fewer documents than the others."""
+        return bool(self.neighbours) and not self.stream
+
     def context(self, segments: Sequence[Segment], index: int) -> tuple[int, ...]:
         """Indices, ascending, of the segments that segment `index` is computed after.
 

@@ -43,13 +43,16 @@ def choice_of(choice: str | bool | Mapping[str, Any] | None, names: Sequence[str
 
 
 def last_chunk(
-    answer: Answer, *, text: str, calls: Sequence[Any], written: int, model_name: str
+    answer: Answer, *, text: str, calls: Sequence[Any], written: Mapping[str, int], model_name: str
 ) -> ChatGenerationChunk:
     """What ends an answer: its calls, and the account of it.
 
     `cache_read` are prompt tokens whose KV was there before the call and was kept, `cache_creation` those
     whose KV it had to compute and store first: together what `rolling_kv.Usage` counts as prefix and reused.
     The whole of that usage is in `response_metadata["rolling_kv"]`.
+
+    Args:
+        written: tokens of what the call stored, by store key, be it in the prompt or not.
     """
     usage = answer.usage
     reason = {"eos": "stop", "stop": "stop", "length": "length"}[answer.finish_reason]
@@ -63,6 +66,7 @@ def last_chunk(
         },
     }
     kept = usage.prefix + usage.reused
+    created = min(kept, sum(written.get(key, 0) for key in answer.trace.lineages))
     message = AIMessageChunk(
         content=text,
         tool_call_chunks=list(calls),
@@ -72,9 +76,7 @@ def last_chunk(
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.output,
             total_tokens=usage.prompt_tokens + usage.output,
-            input_token_details=InputTokenDetails(
-                cache_read=max(0, kept - written), cache_creation=min(kept, written)
-            ),
+            input_token_details=InputTokenDetails(cache_read=kept - created, cache_creation=created),
         ),
     )
     return ChatGenerationChunk(message=message, generation_info={"finish_reason": metadata["finish_reason"]})

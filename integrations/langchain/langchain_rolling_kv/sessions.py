@@ -67,11 +67,11 @@ class ChatSessions:
         tools: Sequence[Mapping[str, Any]],
         grammar: str | None,
         **options: Any,
-    ) -> tuple[AnswerStream, int]:
+    ) -> tuple[AnswerStream, dict[str, int]]:
         """Prefills the conversation and begins the answer to its last turn.
 
         Returns:
-            The answer, and how many tokens of the prompt had no stored KV before and have it now.
+            The answer, and the tokens of what had no stored KV before and has it now, by store key.
 
         Raises:
             PromptOverflowError, RollingKVError
@@ -109,23 +109,23 @@ class _Window:
         self._store = store
         self._lock = RLock()
 
-    def stream(self, turns: Sequence[Turn], **options: Any) -> tuple[AnswerStream, int]:
+    def stream(self, turns: Sequence[Turn], **options: Any) -> tuple[AnswerStream, dict[str, int]]:
         with self._lock:
             self._session.show(turns[:-1])
-            before = self._store.written
-            return self._session.stream(turns[-1], **options), self._store.written - before
+            self._store.written = {}
+            return self._session.stream(turns[-1], **options), self._store.written
 
 
 class _CountingStore:
-    """A shared store that counts the tokens written through it."""
+    """A shared store that counts the tokens written through it, by key."""
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
-        self.written = 0
+        self.written: dict[str, int] = {}
 
     def put(self, lineage: Lineage, kv: SegmentKV, *args: Any, **kwargs: Any) -> None:
         self._store.put(lineage, kv, *args, **kwargs)
-        self.written += len(kv)
+        self.written[lineage.key] = len(kv)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
