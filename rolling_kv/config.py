@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
@@ -11,10 +11,13 @@ from rolling_kv.errors import ConfigError, InvalidRatioError
 from rolling_kv.policies import create_policy
 from rolling_kv.window import parse_conditioning, parse_eviction
 
-DEFAULT_POLICY = "document-aligned"
-DEFAULT_RATIO = 0.1
-DEFAULT_CONDITIONING = "window:3"
-DEFAULT_FRESH_TAIL = 0
+if TYPE_CHECKING:
+    from rolling_kv.policies.base import Policy
+
+DEFAULT_POLICY = "direct-reuse"
+DEFAULT_RATIO = 0.1  # of the policies that recompute
+DEFAULT_CONDITIONING = "window:8"
+DEFAULT_FRESH_TAIL = 1  # where documents are computed after their neighbours
 DEFAULT_NAMESPACE = "default"
 
 
@@ -49,6 +52,21 @@ def require_ratio(ratio: float) -> float:
     return float(ratio)
 
 
+def require_use_of_ratio(policy: Policy, ratio: float) -> float:
+    """`ratio` when it is a number from 0 to 1 that `policy` can heed.
+
+    Raises:
+        InvalidRatioError: it is no such number. ConfigError: tokens are to be recomputed, and the policy
+            chooses none.
+    """
+    if require_ratio(ratio) > 0.0 and not policy.recomputes:
+        raise ConfigError(
+            f"ratio is {ratio:g}, and policy {policy.name!r} chooses no tokens to recompute; pass one that "
+            "does, such as policy='document-aligned', or leave ratio out."
+        )
+    return float(ratio)
+
+
 class SessionSettings(TypedDict, total=False):
     """How a session keeps its window and answers.
 
@@ -58,14 +76,16 @@ class SessionSettings(TypedDict, total=False):
         window_tokens: document tokens at most, as well or instead.
         eviction: `oldest`, one at a time, or `batch:b`: the window grows by b - 1 documents and then loses b.
             With conditioning `full` that is the exact alternative to reuse.
-        policy: which stored tokens to recompute; see `rolling_kv.policies.POLICIES`.
-        ratio: how many of them, 0 to 1.
+        policy: which stored tokens to recompute: by default none, `direct-reuse`; see
+            `rolling_kv.policies.POLICIES`.
+        ratio: how many of them, 0 to 1, under a policy that recomputes; None: 0.1.
         conditioning: what a document's stored KV has seen: `isolated`, `instruction`, `window:k` or `full`;
             without the deterministic contract also `stream:k`, `first-seen` or `write-back`.
         positions: where a model has sliding-window layers, `true` computes documents that lie further in than
             the window a window away from the instruction, as these layers see them; `packed` always right
             behind it.
-        fresh_tail: so many of the newest documents are computed in every call, and have no stored KV.
+        fresh_tail: so many of the newest documents are computed in every call, and have no stored KV. None: 1
+            under `window:k` and `stream:k`, unless `preroll` makes all documents exact, otherwise 0.
         preroll: what is computed while nobody asks. `slide`: what losing the oldest document and gaining one
             takes under the conditioning; answers are the same. `wait`: the whole next window, exactly; a call
             computes what is missing, so that every answer is full prefill's. `auto`: the same, and a call
@@ -96,10 +116,10 @@ class SessionSettings(TypedDict, total=False):
     window_tokens: int | None
     eviction: str
     policy: str
-    ratio: float
+    ratio: float | None
     conditioning: str
     positions: Literal["true", "packed"]
-    fresh_tail: int
+    fresh_tail: int | None
     preroll: Preroll
     selection_layer: int
     deviation_sample: float
@@ -127,7 +147,7 @@ class SessionConfig(BaseModel):
     window_tokens: int | None = None
     eviction: str = "oldest"
     policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
+    ratio: float | None = None
     conditioning: str = DEFAULT_CONDITIONING
     positions: Literal["true", "packed"] = "true"
     fresh_tail: int = DEFAULT_FRESH_TAIL
@@ -147,9 +167,23 @@ class SessionConfig(BaseModel):
     trace_text: bool = True
     deterministic: bool = True
 
-    @field_validator("ratio", "anchor_ratio", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _ratio(cls, value: float) -> float:
+    def _fresh_tail(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("fresh_tail") is not None:
+            return given
+        neighbours = str(given.get("conditioning", DEFAULT_CONDITIONING)).startswith(("window:", "stream:"))
+        exact = given.get("preroll") in ("wait", "auto")
+        return given | {"fresh_tail": DEFAULT_FRESH_TAIL if neighbours and not exact else 0}
+
+    @field_validator("ratio", mode="before")
+    @classmethod
+    def _ratio(cls, value: float | None) -> float | None:
+        return None if value is None else require_ratio(value)
+
+    @field_validator("anchor_ratio", mode="before")
+    @classmethod
+    def _anchor_ratio(cls, value: float) -> float:
         return require_ratio(value)
 
     @field_validator("deviation_sample", mode="before")
@@ -195,6 +229,12 @@ class SessionConfig(BaseModel):
                 "preroll 'auto' makes answers depend on how far it came; pass preroll='slide' or 'wait', "
                 "or deterministic=False"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _makes_use_of_the_ratio(self) -> SessionConfig:
+        if self.ratio is not None:
+            require_use_of_ratio(create_policy(self.policy), self.ratio)
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from rolling_kv.config import Pipeline, SessionConfig, require_ratio, require_sample
+from rolling_kv.config import DEFAULT_RATIO, Pipeline, SessionConfig, require_sample, require_use_of_ratio
 from rolling_kv.errors import ConfigError
 from rolling_kv.policies import create_policy
 
@@ -95,6 +95,9 @@ def prefill_settings(config: SessionConfig, options: PrefillOptions, *, layers: 
             f"labels is {labels!r}; expected (document id, first character, character after the last) each."
         )
     policy = create_policy(options.get("policy", config.policy))
+    ratio = DEFAULT_RATIO if config.ratio is None else config.ratio
+    if "ratio" in options:
+        ratio = require_use_of_ratio(policy, options["ratio"])
     sample = require_sample(options.get("deviation_sample", config.deviation_sample))
     if sample < 1.0 and any(need.signal == "gradual-deviation" for need in policy.needs):
         raise ConfigError(
@@ -106,7 +109,7 @@ def prefill_settings(config: SessionConfig, options: PrefillOptions, *, layers: 
         raise ConfigError(f"pipeline is {pipeline!r}; expected auto, on or off.")
     return PrefillSettings(
         policy=policy,
-        ratio=require_ratio(options.get("ratio", config.ratio)),
+        ratio=ratio,
         selection_layer=require_layer(options.get("selection_layer", config.selection_layer), layers=layers),
         deviation_sample=sample,
         pipeline=pipeline,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from rolling_kv.config import (
     DEFAULT_CONDITIONING,
+    DEFAULT_FRESH_TAIL,
     DEFAULT_POLICY,
     DEFAULT_RATIO,
     SessionConfig,
@@ -19,14 +21,16 @@ from rolling_kv.config import (
     session_config,
 )
 from rolling_kv.errors import ConfigError, InvalidRatioError, UnknownConditioningError, UnknownPolicyError
+from rolling_kv.options import prefill_settings
 
 
 def test_defaults_are_valid() -> None:
     config = session_config()
-    assert (config.policy, config.ratio, config.conditioning) == (
+    assert (config.policy, config.ratio, config.conditioning, config.fresh_tail) == (
         DEFAULT_POLICY,
-        DEFAULT_RATIO,
+        None,
         DEFAULT_CONDITIONING,
+        DEFAULT_FRESH_TAIL,
     )
     assert (config.window, config.window_tokens, config.store, config.namespace) == (
         None,
@@ -59,11 +63,11 @@ def test_settings_do_not_change() -> None:
 @pytest.mark.parametrize("ratio", [0, 1, 0.0, 1.0, 0.05, 5e-324])
 def test_ratios_from_0_to_1(ratio: float) -> None:
     assert require_ratio(ratio) == ratio
-    assert session_config(ratio=ratio).ratio == ratio
+    assert session_config(policy="epic", ratio=ratio).ratio == ratio
 
 
 @pytest.mark.parametrize(
-    "ratio", [-0.1, 1.0000001, 5, math.nan, math.inf, -math.inf, True, "0.1", None, [0.1], 1j], ids=repr
+    "ratio", [-0.1, 1.0000001, 5, math.nan, math.inf, -math.inf, True, "0.1", [0.1], 1j], ids=repr
 )
 @pytest.mark.parametrize("setting", ["ratio", "anchor_ratio"])
 def test_other_ratios_are_refused(setting: str, ratio: object) -> None:
@@ -72,6 +76,43 @@ def test_other_ratios_are_refused(setting: str, ratio: object) -> None:
     ) as caught:
         session_config(**{setting: ratio})
     assert repr(ratio) in str(caught.value)
+
+
+def test_a_ratio_that_nothing_makes_use_of_is_refused() -> None:
+    for policy in ({}, {"policy": "direct-reuse"}):
+        with pytest.raises(ConfigError, match=r"ratio is 0\.2, .*policy='document-aligned', or leave"):
+            session_config(ratio=0.2, **policy)
+    assert session_config(ratio=0.0).ratio == 0.0
+    config = session_config()
+    with pytest.raises(ConfigError, match=r"ratio is 0\.2"):
+        prefill_settings(config, {"ratio": 0.2}, layers=4)
+    assert prefill_settings(config, {"policy": "epic"}, layers=4).ratio == DEFAULT_RATIO
+    assert prefill_settings(config, {"policy": "epic", "ratio": 0.2}, layers=4).ratio == 0.2
+    own = session_config(policy="epic", ratio=0.3)
+    assert prefill_settings(own, {"policy": "token-topk"}, layers=4).ratio == 0.3
+    assert prefill_settings(own, {"policy": "full-prefill"}, layers=4).ratio == 0.3, (
+        "of no use, and not asked for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tail", "settings"),
+    [
+        (1, {}),
+        (1, {"conditioning": "window:3", "fresh_tail": None}),
+        (1, {"conditioning": "stream:3", "deterministic": False}),
+        (1, {"preroll": "slide"}),
+        (0, {"preroll": "wait"}),
+        (0, {"conditioning": "isolated"}),
+        (0, {"conditioning": "full"}),
+        (0, {"conditioning": "first-seen", "deterministic": False}),
+        (2, {"conditioning": "isolated", "fresh_tail": 2}),
+    ],
+)
+def test_the_newest_document_is_fresh_where_that_helps(tail: int, settings: dict[str, Any]) -> None:
+    config = session_config(**settings)
+    assert config.fresh_tail == tail
+    assert session_config(**config.model_dump()) == config, "as a trace records it"
 
 
 @pytest.mark.parametrize("policy", ["", "magic", "Token-TopK", "token_topk"])

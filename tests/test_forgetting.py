@@ -13,6 +13,7 @@ from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import StoreLockedError, WindowError
 from rolling_kv.store import token_digest
 from rolling_kv.store.disk import DiskStore
+from tests.settings import REPAIRING
 
 QUERY = "Which number did note 3 say?"
 
@@ -22,7 +23,7 @@ def note(number: int) -> str:
 
 
 def opened(engine: TransformersHost, **options: object) -> RollingSession:
-    return RollingSession.open(model=engine, instruction="Answer.", **options)  # type: ignore[arg-type]
+    return RollingSession.open(model=engine, **(REPAIRING | {"instruction": "Answer."} | options))
 
 
 def test_the_document_and_all_that_saw_it_are_gone(llama_engine: TransformersHost, tmp_path: Path) -> None:

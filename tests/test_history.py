@@ -16,6 +16,7 @@ from rolling_kv import RollingSession
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import ConfigError
 from tests.engine.stock import stock_kv, stock_logits
+from tests.settings import REPAIRING
 
 INSTRUCTION = "Answer from the notes."
 QUERY = "Which number did note 3 say?"
@@ -29,8 +30,8 @@ def note(number: int) -> str:
 
 def opened(engine: TransformersHost, conditioning: str, **options: object) -> RollingSession:
     deterministic = conditioning in CONTRACT
-    settings = {"instruction": INSTRUCTION, "window": 4, "deterministic": deterministic} | options
-    return RollingSession.open(model=engine, conditioning=conditioning, **settings)  # type: ignore[arg-type]
+    settings = REPAIRING | {"instruction": INSTRUCTION, "window": 4, "deterministic": deterministic} | options
+    return RollingSession.open(model=engine, **(settings | {"conditioning": conditioning}))
 
 
 def logits_after(engine: TransformersHost, conditioning: str, histories: list[list[int]]) -> set[bytes]:

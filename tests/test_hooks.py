@@ -27,6 +27,7 @@ from rolling_kv.hooks import (
 from rolling_kv.store.memory import MemoryStore
 from rolling_kv.window import ConversationLayout
 from tests.engine.stock import stock_kv, stock_logits
+from tests.settings import REPAIRING
 
 QUERY = "Which number did note 3 say?"
 
@@ -37,7 +38,7 @@ def note(number: int) -> str:
 
 def opened(engine: TransformersHost, **options: Any) -> RollingSession:
     return RollingSession.open(
-        model=engine, **({"instruction": "Answer.", "window": 4, "ratio": 0.2} | options)
+        model=engine, **(REPAIRING | {"instruction": "Answer.", "window": 4, "ratio": 0.2} | options)
     )
 
 

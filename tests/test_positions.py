@@ -11,6 +11,7 @@ from rolling_kv.engine.host import TransformersHost
 from rolling_kv.kv import SegmentKV
 from rolling_kv.plan import StoredSegment
 from tests.engine.stock import stock_kv
+from tests.settings import REPAIRING
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 INSTRUCTION = "Answer from the notes."
@@ -27,7 +28,7 @@ def sliding(family: str = "mistral") -> TransformersHost:
 
 
 def opened(engine: TransformersHost, **options: object) -> RollingSession:
-    settings = {"instruction": INSTRUCTION, "conditioning": "window:1"} | options
+    settings = REPAIRING | {"instruction": INSTRUCTION, "conditioning": "window:1"} | options
     return RollingSession.open(model=engine, **settings)  # type: ignore[arg-type]
 
 

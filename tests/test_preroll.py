@@ -16,6 +16,7 @@ import torch
 from rolling_kv import RollingSession
 from rolling_kv.engine.host import PassInterrupted, TransformersHost
 from rolling_kv.errors import ConfigError, SessionClosedError
+from tests.settings import REPAIRING
 
 INSTRUCTION = "Answer from the notes."
 QUERY = "Which number did note 3 say?"
@@ -26,8 +27,8 @@ def note(number: int) -> str:
 
 
 def opened(engine: TransformersHost, preroll: str, **options: object) -> RollingSession:
-    settings = {"instruction": INSTRUCTION, "window": 4, "deterministic": preroll != "auto"} | options
-    return RollingSession.open(model=engine, preroll=preroll, **settings)  # type: ignore[arg-type]
+    own = {"instruction": INSTRUCTION, "window": 4, "preroll": preroll, "deterministic": preroll != "auto"}
+    return RollingSession.open(model=engine, **(REPAIRING | own | options))
 
 
 def is_full(session: RollingSession) -> bool:

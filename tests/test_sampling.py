@@ -17,13 +17,15 @@ from rolling_kv.errors import ConfigError
 from rolling_kv.policies.base import Need
 from rolling_kv.sampling import estimated, sampled_tokens
 from rolling_kv.signals import Signals
+from tests.settings import REPAIRING
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 SHARES = st.floats(0.01, 1.0)
 
 
 def open_session(engine: TransformersHost, **options: object) -> RollingSession:
-    session = RollingSession.open(model=engine, instruction="Answer from the notes.", window=6, **options)  # type: ignore[arg-type]
+    settings = REPAIRING | {"instruction": "Answer from the notes.", "window": 6} | options
+    session = RollingSession.open(model=engine, **settings)
     session.extend([f"Note {n} of the day says {n * 7919 % 1000}." for n in range(6)])
     return session
 

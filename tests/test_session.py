@@ -31,6 +31,7 @@ from rolling_kv.errors import (
 from rolling_kv.policies import POLICIES, create_policy
 from rolling_kv.signals import Signals
 from tests.engine.stock import stock_logits
+from tests.settings import REPAIRING
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
 INSTRUCTION = "Answer from the notes."
@@ -43,7 +44,7 @@ def note(number: int) -> str:
 
 
 def open_session(engine: TransformersHost, **options: object) -> RollingSession:
-    options = {"instruction": INSTRUCTION, "window": 6} | options
+    options = REPAIRING | {"instruction": INSTRUCTION, "window": 6} | options
     return RollingSession.open(model=engine, **options)  # type: ignore[arg-type]
 
 
@@ -134,7 +135,7 @@ def test_every_policy_recomputes_exactly_k_and_does_not_look_at_history(
 def test_direct_reuse_and_full_prefill_account_for_themselves(llama_engine: TransformersHost) -> None:
     with open_session(llama_engine) as session:
         session.extend([note(n) for n in range(8)])
-        direct = session.ask(QUERY, policy="direct-reuse", ratio=0.5, max_new_tokens=1)
+        direct = session.ask(QUERY, policy="direct-reuse", max_new_tokens=1)
         full = session.ask(QUERY, policy="full-prefill", max_new_tokens=1)
     assert direct.usage.recomputed == 0
     assert partition(direct) == direct.usage.prompt_tokens

@@ -66,6 +66,7 @@ def window_of(
         instruction=request.instruction,
         conditioning=conditioning,
         policy="qcfuse" if anchors else DEFAULT_POLICY,
+        fresh_tail=0,
     ) as session:
         session.extend(request.documents)
         yield session

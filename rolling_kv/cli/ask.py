@@ -13,9 +13,7 @@ import typer
 from rolling_kv.answer import Answer
 from rolling_kv.cli.options import (
     DEFAULT_CONDITIONING,
-    DEFAULT_FRESH_TAIL,
     DEFAULT_POLICY,
-    DEFAULT_RATIO,
     ConditioningOption,
     DeviceOption,
     DtypeOption,
@@ -56,16 +54,17 @@ def ask(
     namespace: Annotated[str, typer.Option(help="Keeps KV apart from other namespaces'.")] = "default",
     model: ModelOption = "demo",
     policy: PolicyOption = DEFAULT_POLICY,
-    ratio: RatioOption = DEFAULT_RATIO,
+    ratio: RatioOption = None,
     conditioning: ConditioningOption = DEFAULT_CONDITIONING,
-    fresh_tail: FreshTailOption = DEFAULT_FRESH_TAIL,
+    fresh_tail: FreshTailOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answers a question over documents.
 
-    With --store, documents that were asked about before are not computed again.
+    With --store, documents that were asked about before are not computed again, but for the newest
+    (--fresh-tail).
     """
     named = read_documents(documents or [], lines=lines)
     with progress_bar() as progress:

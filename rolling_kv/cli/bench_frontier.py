@@ -13,8 +13,10 @@ from rich.table import Table
 from rolling_kv.cli.model import about, loaded, parse_layers
 from rolling_kv.cli.options import DeviceOption, DtypeOption, JsonOption, ModelOption
 from rolling_kv.cli.output import print_json, progress_bar, results
-from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_POLICY, DEFAULT_RATIO
+from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_FRESH_TAIL, DEFAULT_POLICY, DEFAULT_RATIO
 from rolling_kv.workloads import ROLLING
+
+_CONDITIONING = f"{DEFAULT_CONDITIONING}+tail{DEFAULT_FRESH_TAIL}"
 
 
 def frontier(
@@ -40,7 +42,7 @@ def frontier(
         typer.Option(
             help="May be repeated; with +packed, +tail1, +idle or +layer6 behind it for packed positions, a "
             "fresh tail, slides computed in idle time, or selection at that layer. "
-            f"Default: {DEFAULT_CONDITIONING}."
+            f"Default: {_CONDITIONING}."
         ),
     ] = None,
     policy: Annotated[
@@ -91,7 +93,7 @@ def frontier(
     cells = [parse_cell(one) for one in cell or ()]
     if not cells or conditioning or policy or ratio:
         cells += grid(
-            conditionings=conditioning or (DEFAULT_CONDITIONING,),
+            conditionings=conditioning or (_CONDITIONING,),
             policies=policy or (DEFAULT_POLICY,),
             ratios=ratio or (DEFAULT_RATIO,),
         )

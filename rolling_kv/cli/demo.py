@@ -14,9 +14,7 @@ from rich.markup import escape
 from rolling_kv.answer import Answer, Timing, Usage
 from rolling_kv.cli.options import (
     DEFAULT_CONDITIONING,
-    DEFAULT_FRESH_TAIL,
     DEFAULT_POLICY,
-    DEFAULT_RATIO,
     ConditioningOption,
     DeviceOption,
     DtypeOption,
@@ -65,9 +63,9 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the stream of events.")] = 6,
     model: ModelOption = "demo",
     policy: PolicyOption = DEFAULT_POLICY,
-    ratio: RatioOption = DEFAULT_RATIO,
+    ratio: RatioOption = None,
     conditioning: ConditioningOption = DEFAULT_CONDITIONING,
-    fresh_tail: FreshTailOption = DEFAULT_FRESH_TAIL,
+    fresh_tail: FreshTailOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,

@@ -16,7 +16,13 @@ ModelOption = Annotated[
 PolicyOption = Annotated[
     str, typer.Option("--policy", help=f"Which stored tokens to recompute: {', '.join(POLICIES)}.")
 ]
-RatioOption = Annotated[float, typer.Option("--ratio", help="How many of them, from 0 (none) to 1 (all).")]
+RatioOption = Annotated[
+    float | None,
+    typer.Option(
+        "--ratio",
+        help=f"How many of them, from 0 (none) to 1 (all). Default: {DEFAULT_RATIO} if any.",
+    ),
+]
 ConditioningOption = Annotated[
     str,
     typer.Option(
@@ -24,9 +30,11 @@ ConditioningOption = Annotated[
     ),
 ]
 FreshTailOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--fresh-tail", help="So many of the newest documents are computed in every call, not stored."
+        "--fresh-tail",
+        help="So many of the newest documents are computed in every call, not stored. Default: "
+        f"{DEFAULT_FRESH_TAIL} under window:<documents>, otherwise 0.",
     ),
 ]
 DocumentsOption = Annotated[
@@ -62,9 +70,7 @@ def as_options(message: str) -> str:
 
 __all__ = [
     "DEFAULT_CONDITIONING",
-    "DEFAULT_FRESH_TAIL",
     "DEFAULT_POLICY",
-    "DEFAULT_RATIO",
     "ConditioningOption",
     "DeviceOption",
     "DocumentsOption",

@@ -127,7 +127,7 @@ def test_the_command_keeps_what_it_measured(
 ) -> None:
     monkeypatch.setenv("ROLLING_KV_CACHE", str(tmp_path / "cache"))
     arguments = ["profile", "--model", str(llama_folder), "--requests", "2", "--documents", "6"]
-    arguments += ["--out", str(tmp_path / "out"), "--json"]
+    arguments += ["--conditioning", "window:3", "--out", str(tmp_path / "out"), "--json"]
     assert command(monkeypatch, *arguments) == 0
     report = json.loads(capsys.readouterr().out)
     kept = read_profile(report["profile"]["model"], layers=6)

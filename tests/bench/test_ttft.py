@@ -36,9 +36,9 @@ def plan(**changes: Any) -> TtftRun:
     ("text", "name"),
     [
         ("document-aligned@0.05:isolated", "document-aligned@0.05:isolated"),
-        ("token-topk", "token-topk@0.05:window:3"),
+        ("token-topk", "token-topk@0.05:window:8"),
         ("document-aligned@0.1~0.25+pipeline:window:3", "document-aligned@0.1~0.25+pipeline:window:3"),
-        ("direct-reuse", "direct-reuse:window:3"),
+        ("direct-reuse", "direct-reuse:window:8"),
         ("epic@0.1+pipeline:isolated+tail1", "epic@0.1+pipeline:isolated+tail1"),
         ("sink-repair:document-aligned@0.2~0.5:isolated", "sink-repair:document-aligned@0.2~0.5:isolated"),
     ],

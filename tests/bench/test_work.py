@@ -24,7 +24,11 @@ def test_products_with_weights_are_those_that_torch_counts(
     layers = [replace(layer, attention_width=0) for layer in llama_engine.layer_shapes]
     monkeypatch.setattr(llama_engine, "layer_shapes", layers)
     with RollingSession.open(
-        model=llama_engine, instruction="Remember.", conditioning="isolated", policy=policy, ratio=0.3
+        model=llama_engine,
+        instruction="Remember.",
+        conditioning="isolated",
+        policy=policy,
+        ratio=None if policy == "direct-reuse" else 0.3,
     ) as session:
         session.extend(NOTES)
         with Work(llama_engine) as work, FlopCounterMode(display=False) as counter:

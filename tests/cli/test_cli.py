@@ -151,6 +151,8 @@ def test_demo_at_ratio_one_agrees_and_says_so(
         "4",
         "--steps",
         "2",
+        "--policy",
+        "document-aligned",
         "--ratio",
         "1",
         "--dtype",
@@ -189,7 +191,8 @@ def test_store_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = tmp_path / "store"
-    assert run(monkeypatch, "ask", "Well?", notes, "--model", llama_folder, "--store", store) == 0
+    asked = ("ask", "Well?", notes, "--model", llama_folder, "--store", store, "--fresh-tail", "0")
+    assert run(monkeypatch, *asked) == 0
     capsys.readouterr()
 
     def shown(*arguments: str | Path, code: int = 0) -> dict[str, object]:

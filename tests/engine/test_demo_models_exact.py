@@ -13,6 +13,7 @@ from rolling_kv.engine.host import TransformersHost
 from rolling_kv.engine.stitch import PlacedKV
 from rolling_kv.workloads.market import MarketQuestion, market_events, market_question
 from tests.engine.stock import stock_kv, stock_logits
+from tests.settings import REPAIRING
 
 EVENTS = list(islice(market_events(3), 24))
 QUESTION = market_question(EVENTS[4:], seed=3, step=0)
@@ -22,7 +23,7 @@ QUESTION = market_question(EVENTS[4:], seed=3, step=0)
 def session(demo_engine: TransformersHost) -> RollingSession:
     """A window that has rolled by four, longer than gemma3's sliding window of 512 tokens."""
     opened = RollingSession.open(
-        model=demo_engine, instruction="Answer from the records.", window=20, ingest="lazy"
+        model=demo_engine, instruction="Answer from the records.", window=20, ingest="lazy", **REPAIRING
     )
     opened.extend([event.text for event in EVENTS])
     assert len(opened.prompt(QUESTION.query)) > 600

@@ -97,10 +97,10 @@ def test_files_that_list_no_order(tmp_path: Path, content: str, message: str) ->
             "direct-reuse:window:8+tail1",
             ("direct-reuse", None, "window:8", 1),
         ),
-        ("token-topk+tail2", "token-topk@0.05:window:3+tail2", ("token-topk", 0.05, "window:3", 2)),
+        ("token-topk+tail2", "token-topk@0.05:window:8+tail2", ("token-topk", 0.05, "window:8", 2)),
         ("token-topk:first-seen", "token-topk@0.05:first-seen", ("token-topk", 0.05, "first-seen")),
-        ("document-aligned", "document-aligned@0.05:window:3", ("document-aligned", 0.05, "window:3")),
-        ("document-aligned@.2", "document-aligned@0.2:window:3", ("document-aligned", 0.2, "window:3")),
+        ("document-aligned", "document-aligned@0.05:window:8", ("document-aligned", 0.05, "window:8")),
+        ("document-aligned@.2", "document-aligned@0.2:window:8", ("document-aligned", 0.2, "window:8")),
         (
             "sink-repair:document-aligned@0.1:window:3",
             "sink-repair:document-aligned@0.1:window:3",
@@ -157,8 +157,8 @@ def test_arms_that_are_none(text: str, error: type[ConfigError], message: str) -
 
 
 def test_an_arm_is_named_once() -> None:
-    with pytest.raises(ConfigError, match=r"'token-topk@0\.05:window:3' is named twice"):
-        parse_arms(["token-topk", "full-prefill", "token-topk@0.05:window:3"])
+    with pytest.raises(ConfigError, match=r"'token-topk@0\.05:window:8' is named twice"):
+        parse_arms(["token-topk", "full-prefill", "token-topk@0.05:window:8"])
     with pytest.raises(ConfigError, match="no arm"):
         parse_arms([])
 

@@ -447,7 +447,7 @@ def test_traces_that_cannot_be_replayed_say_why(llama_engine: TransformersHost, 
         TraceMismatchError, match="recorded with the model 'tiny-llama', and 'other' has other"
     ):
         replay(other, history_of_traces([plain]), run_of("session"))
-    differing = history_of_traces([plain, recorded("two.jsonl", ratio=0.3)])
+    differing = history_of_traces([plain, recorded("two.jsonl", policy="epic")])
     with pytest.raises(ConfigError, match="none, or several that differ"):
         replay(llama_engine, differing, run_of("session"))
     with RollingSession.open(model=llama_engine, trace=tmp_path / "silent.jsonl") as session:

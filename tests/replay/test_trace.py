@@ -29,6 +29,7 @@ from rolling_kv.replay.trace.lines import Entry
 from rolling_kv.replay.trace.recorder import _difference, _runs
 from rolling_kv.store.memory import MemoryStore
 from rolling_kv.window import ConversationLayout
+from tests.settings import REPAIRING
 from tests.tiny_models import HERMES, tiny_tokenizer
 
 QUERY = "Which number did note 3 say?"
@@ -40,7 +41,9 @@ def note(number: int) -> str:
 
 def opened(engine: TransformersHost, path: Path, **options: Any) -> RollingSession:
     return RollingSession.open(
-        model=engine, trace=path, **({"instruction": "Answer.", "window": 3, "ingest": "lazy"} | options)
+        model=engine,
+        trace=path,
+        **(REPAIRING | {"instruction": "Answer.", "window": 3, "ingest": "lazy"} | options),
     )
 
 

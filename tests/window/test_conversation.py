@@ -15,6 +15,7 @@ from rolling_kv.window import ConversationLayout, Prompt
 from rolling_kv.window.conversation import carries_tools
 from rolling_kv.window.layout import Message
 from tests.engine.stock import stock_logits
+from tests.settings import REPAIRING
 from tests.tiny_models import HERMES
 from tests.window.test_layout import DROPPING, SPACED, TEMPLATES, tokenizer
 
@@ -148,7 +149,7 @@ def test_a_session_over_messages_reuses_them_when_the_head_is_cut_off(llama_engi
     layout = ConversationLayout(llama_engine.tokenizer, instruction=INSTRUCTION)
 
     def open_session() -> RollingSession:
-        config = session_config(conditioning="window:1", ingest="lazy")
+        config = session_config(**REPAIRING | {"conditioning": "window:1", "ingest": "lazy"})
         return RollingSession(engine=llama_engine, store=open_store(None), config=config, layout=layout)
 
     with open_session() as aged, open_session() as fresh:

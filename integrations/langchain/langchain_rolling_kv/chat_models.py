@@ -30,7 +30,7 @@ from langchain_rolling_kv.messages import document_turns, instruction_of, turns_
 from langchain_rolling_kv.sessions import ChatSessions
 from langchain_rolling_kv.tool_calls import ToolCallReader
 from rolling_kv import load_engine
-from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_FRESH_TAIL, DEFAULT_POLICY, DEFAULT_RATIO
+from rolling_kv.config import DEFAULT_CONDITIONING, DEFAULT_POLICY
 from rolling_kv.errors import ConfigError
 from rolling_kv.store import open_store
 
@@ -71,9 +71,9 @@ class ChatRollingKV(BaseChatModel):
     store_path: str | None = None
     namespace: str = "default"
     policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
+    ratio: float | None = None
     conditioning: str = DEFAULT_CONDITIONING
-    fresh_tail: int = DEFAULT_FRESH_TAIL
+    fresh_tail: int | None = None
     deterministic: bool = True
     dtype: str = "auto"
     device: str = "auto"
@@ -225,7 +225,9 @@ class ChatRollingKV(BaseChatModel):
                 f"A call cannot set {', '.join(unknown)}; it may set {', '.join(_OVERRIDES)}, documents, "
                 "namespace, tools, tool_choice, response_schema and model."
             )
-        chosen = {name: overrides.get(name, getattr(self, name)) for name in _OVERRIDES}
+        of_session = ("policy", "ratio")  # which has the model's own
+        own = {name: getattr(self, name) for name in _OVERRIDES if name not in of_session}
+        chosen: dict[str, Any] = {**own, **overrides}
         chosen["max_new_tokens"] = chosen.pop("max_tokens")
         return chosen
 

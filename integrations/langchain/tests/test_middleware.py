@@ -107,7 +107,13 @@ def test_an_agent_of_twelve_calls_reuses_its_prompt_and_survives_a_restart(
     """`least` is the share of the prompt that the first call after the restart finds on disk."""
 
     def agent(saver: SqliteSaver, engine: ScriptedEngine) -> Any:
-        model = ChatRollingKV(engine=engine, store_path=str(tmp_path / "kv"))
+        model = ChatRollingKV(
+            engine=engine,
+            store_path=str(tmp_path / "kv"),
+            policy="document-aligned",
+            conditioning="window:3",
+            fresh_tail=0,
+        )
         middleware = [RollingKVMiddleware(window=8, newest=newest)]
         return create_agent(
             model, [close_of], system_prompt=INSTRUCTION, middleware=middleware, checkpointer=saver
