@@ -59,7 +59,7 @@ class DemoStep:
 
 def demo(
     steps: Annotated[int, typer.Option(help="Rolling steps.")] = 10,
-    window: Annotated[int, typer.Option(help="Documents in the window.")] = 12,
+    window: Annotated[int, typer.Option(help="Documents in the window.")] = 24,
     seed: Annotated[int, typer.Option(help="Of the stream of events.")] = 6,
     model: ModelOption = "demo",
     policy: PolicyOption = DEFAULT_POLICY,
