@@ -193,8 +193,10 @@ class StoreIndex:
             self._database.close()
 
     def _query(self, sql: str, parameters: Any = ()) -> list[dict[str, Any]]:
-        with self._lock:
-            return list(self._database.query(sql, parameters))
+        with self._lock:  # the library's own `query` adds a savepoint, which takes a while for every segment
+            cursor = self._database.execute(sql, parameters)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def _segments(self, clause: str = "", parameters: Any = ()) -> list[SegmentRow]:
         return [SegmentRow(**row) for row in self._query(f"select * from segments {clause}", parameters)]
