@@ -78,6 +78,12 @@ def test_other_ratios_are_refused(setting: str, ratio: object) -> None:
     assert repr(ratio) in str(caught.value)
 
 
+def test_only_the_ratio_may_be_left_open() -> None:
+    assert session_config(ratio=None).ratio is None
+    with pytest.raises(InvalidRatioError, match="None"):
+        session_config(anchor_ratio=None)
+
+
 def test_a_ratio_that_nothing_makes_use_of_is_refused() -> None:
     for policy in ({}, {"policy": "direct-reuse"}):
         with pytest.raises(ConfigError, match=r"ratio is 0\.2, .*policy='document-aligned', or leave"):

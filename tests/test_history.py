@@ -56,6 +56,22 @@ def test_under_the_contract_history_leaves_no_trace(
     assert len(logits_after(llama_engine, conditioning, HISTORIES)) == 1
 
 
+def test_the_defaults_keep_the_contract(llama_engine: TransformersHost) -> None:
+    """Longer than the neighbours reach, so that the window has an edge, stored KV and a fresh document."""
+    found = set()
+    for history in HISTORIES:
+        with RollingSession.open(model=llama_engine, instruction=INSTRUCTION, window=12) as session:
+            for number in [*history, *range(20, 34)]:
+                session.append(note(number))
+            answer = session.ask(QUERY, max_new_tokens=1)
+            newest = session.documents[-1].tokens
+            found.add(session.next_token_logits(QUERY).numpy().tobytes())
+    assert len(found) == 1
+    assert answer.usage.reused > 0
+    assert answer.usage.recomputed == 0
+    assert answer.usage.computed > newest
+
+
 @pytest.mark.parametrize("conditioning", [*HISTORICAL, "stream:2"])
 def test_without_it_the_same_prompt_has_other_answers(
     llama_engine: TransformersHost, conditioning: str

@@ -20,7 +20,8 @@ RatioOption = Annotated[
     float | None,
     typer.Option(
         "--ratio",
-        help=f"How many of them, from 0 (none) to 1 (all). Default: {DEFAULT_RATIO} if any.",
+        help=f"How many of them, from 0 (none) to 1 (all). Default: {DEFAULT_RATIO}, under a policy that "
+        "recomputes.",
     ),
 ]
 ConditioningOption = Annotated[

@@ -193,7 +193,7 @@ class StoreIndex:
             self._database.close()
 
     def _query(self, sql: str, parameters: Any = ()) -> list[dict[str, Any]]:
-        with self._lock:  # the library's own `query` adds a savepoint, which takes a while for every segment
+        with self._lock:  # the library's own `query` runs two more statements, a savepoint
             cursor = self._database.execute(sql, parameters)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
