@@ -41,6 +41,22 @@ class IngestReport:
     degraded: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Gathering:
+    """What one call has found so far.
+
+    Args:
+        keep: keys of what is to be stored.
+        at_hand: KV by key.
+        absent: keys of what was looked for in the store and is not to be had from it.
+    """
+
+    keep: set[str]
+    at_hand: dict[str, SegmentKV]
+    absent: set[str]
+    report: IngestReport
+
+
 class Ingestor:
     """Provides the KV of a prompt's stored segments, and holds those of the last prompt in memory.
 
@@ -79,20 +95,24 @@ class Ingestor:
         report = IngestReport()
         keep = {part.lineage.key for part in stored if not part.transient}
         keep |= {step.key for part in stored if part.keeps_context for step in part.lineages}
-        at_hand: dict[str, SegmentKV] = {}
-        own = {part.lineage.key for part in stored}
+        own = {part.lineage.key: part.lineage for part in stored}
+        missing = [lineage for key, lineage in own.items() if self._in_memory(key) is None]
+        at_hand = self._load(missing, report)
+        absent = {lineage.key for lineage in missing} - at_hand.keys()
+        gathering = _Gathering(keep=keep, at_hand=at_hand, absent=absent, report=report)
         for done, part in enumerate(stored):
             path = {lineage.key for lineage in part.lineages}
-            at_hand = {key: kv for key, kv in at_hand.items() if key in own or key in path}
+            at_hand = {key: kv for key, kv in gathering.at_hand.items() if key in own or key in path}
+            gathering.at_hand = at_hand
             if progress is not None:
                 progress(done, len(stored))
-            self._obtain(part.lineages, at_hand=at_hand, keep=keep, report=report)
+            self._obtain(part.lineages, gathering)
             if anchors is not None:
                 self._anchors_of(part, anchors, kv=at_hand[part.lineage.key], report=report)
         if progress is not None:
             progress(len(stored), len(stored))
         self._resident = {part.lineage.key: at_hand[part.lineage.key] for part in stored}
-        named = own | {part.lineage.segment.digest for part in stored}
+        named = own.keys() | {part.lineage.segment.digest for part in stored}
         self._anchors = {key: found for key, found in self._anchors.items() if key[0] in named}
         report.seconds = self._clock() - started
         return [at_hand[part.lineage.key] for part in stored], report
@@ -160,7 +180,7 @@ class Ingestor:
         """KV from memory, or from the store, and then kept in memory."""
         kv = self._in_memory(lineage.key)
         if kv is None:
-            kv = self._load(lineage, report)
+            kv = self._load([lineage], report).get(lineage.key)
             if kv is not None:
                 self._ahead[lineage.key] = kv
         return kv
@@ -205,37 +225,32 @@ class Ingestor:
         self._anchors[place] = self._anchors[alone] = tokens
         return tokens
 
-    def _obtain(
-        self,
-        lineages: Sequence[Lineage],
-        *,
-        at_hand: dict[str, SegmentKV],
-        keep: set[str],
-        report: IngestReport,
-    ) -> SegmentKV:
-        lineage = lineages[-1]
-        kv = at_hand.get(lineage.key) or self._in_memory(lineage.key) or self._load(lineage, report)
+    def _obtain(self, lineages: Sequence[Lineage], gathering: _Gathering) -> SegmentKV:
+        lineage, key = lineages[-1], lineages[-1].key
+        kv = gathering.at_hand.get(key) or self._in_memory(key)
+        if kv is None and key not in gathering.absent:
+            kv = self._load([lineage], gathering.report).get(key)
         if kv is None:
-            context = [
-                self._obtain(lineages[: length + 1], at_hand=at_hand, keep=keep, report=report)
-                for length in range(len(lineages) - 1)
-            ]
+            context = [self._obtain(lineages[: length + 1], gathering) for length in range(len(lineages) - 1)]
             kv = self._engine.extend(context, lineage.segment.token_ids, start=lineage.segment.start)
-            report.computed += len(kv)
-            if lineage.key in keep:
+            gathering.report.computed += len(kv)
+            if key in gathering.keep:
                 self._store.put(lineage, kv.on_host())
-        elif lineage.key in keep and lineage.key in self._ahead:  # what is made ahead is not stored
+        elif key in gathering.keep and key in self._ahead:  # what is made ahead is not stored
             self._store.put(lineage, kv.on_host())
-            del self._ahead[lineage.key]
-        at_hand[lineage.key] = kv
+            del self._ahead[key]
+        gathering.at_hand[key] = kv
         return kv
 
     def _in_memory(self, key: str) -> SegmentKV | None:
         return self._resident.get(key) or self._ahead.get(key)
 
-    def _load(self, lineage: Lineage, report: IngestReport) -> SegmentKV | None:
-        try:
-            return self._store.get(lineage)
-        except StoreError as error:  # damaged, or not to be read just now
-            report.degraded.append(f"Stored KV was unusable and computed again: {error}")
-            return None
+    def _load(self, lineages: Sequence[Lineage], report: IngestReport) -> dict[str, SegmentKV]:
+        """KV from the store by key, as far as it is there and can be used."""
+        loaded = {}
+        for lineage, found in zip(lineages, self._store.get_many(lineages), strict=True):
+            if isinstance(found, StoreError):  # damaged, or not to be read just now
+                report.degraded.append(f"Stored KV was unusable and computed again: {found}")
+            elif found is not None:
+                loaded[lineage.key] = found
+        return loaded

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rolling_kv.store import Lineage
 
 if TYPE_CHECKING:
+    from rolling_kv.errors import StoreError
     from rolling_kv.kv import ModelIdentity, SegmentKV
     from rolling_kv.store.base import KVStore
 
@@ -22,6 +24,12 @@ class Layered:
 
     def get(self, lineage: Lineage) -> SegmentKV | None:
         return self._top.get(lineage) or self._base.get(lineage)
+
+    def get_many(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
+        found = self._top.get_many(lineages)
+        missing = [lineage for lineage, kv in zip(lineages, found, strict=True) if kv is None]
+        rest = iter(self._base.get_many(missing))
+        return [next(rest) if kv is None else kv for kv in found]
 
     def put(self, lineage: Lineage, kv: SegmentKV) -> None:
         self._top.put(lineage, kv)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from rolling_kv.errors import StoreError
 from rolling_kv.kv import ModelIdentity, SegmentKV
 from rolling_kv.store.lineage import Lineage
 
@@ -26,6 +28,10 @@ class KVStore(Protocol):
             CorruptPayloadError: it failed verification and was quarantined; a later `get` returns None.
             StoreError: it could not be read this time, and was left as it is.
         """
+        ...
+
+    def get_many(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
+        """What `get` gives for each, in order; what it would raise stands in its place."""
         ...
 
     def put(self, lineage: Lineage, kv: SegmentKV) -> None:

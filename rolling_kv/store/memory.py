@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from rolling_kv.errors import ConfigError
+from rolling_kv.errors import ConfigError, StoreError
 from rolling_kv.kv import ModelIdentity, SegmentKV
 from rolling_kv.store.lineage import Lineage
 
@@ -48,6 +49,9 @@ class MemoryStore:
                 return None
             self._segments.move_to_end(lineage.key)
             return held.kv
+
+    def get_many(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
+        return [self.get(lineage) for lineage in lineages]
 
     def put(self, lineage: Lineage, kv: SegmentKV) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from rolling_kv.store import open_store
 from rolling_kv.store.base import KVStore
@@ -30,3 +31,12 @@ def store(request: pytest.FixtureRequest, folder: Path) -> Iterator[KVStore]:
     store = open_store(folder if request.param == "disk" else None)
     yield store
     store.close()
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many as torch computes with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from rolling_kv.errors import StoreError
 from rolling_kv.kv import SegmentKV
 from rolling_kv.store.base import KVStore
 from tests.store.samples import assert_same, in_dtype, kv_of, lineage
@@ -27,6 +28,20 @@ def test_a_lineage_that_was_never_stored_is_none(store: KVStore) -> None:
     store.put(lineage(7), kv_of(lineage(7)))
     assert store.get(lineage(8)) is None
     assert len(store) == 1
+
+
+def test_many_are_found_in_their_order(store: KVStore, threads: int) -> None:
+    wheres = [lineage(number) for number in range(11)]
+    for where in wheres[::2]:
+        store.put(where, kv_of(where))
+    found = store.get_many([*reversed(wheres), wheres[4]])
+    for where, kv in zip([*reversed(wheres), wheres[4]], found, strict=True):
+        if where in wheres[::2]:
+            assert not isinstance(kv, StoreError)
+            assert_same(kv, kv_of(where))
+        else:
+            assert kv is None
+    assert store.get_many([]) == []
 
 
 def test_storing_again_changes_nothing(store: KVStore) -> None:

@@ -177,6 +177,29 @@ def test_a_damaged_payload_is_set_aside_and_can_be_stored_again(
     assert disk.check_integrity() == []
 
 
+def test_of_many_the_damaged_ones_alone_are_set_aside(disk: DiskStore, threads: int) -> None:
+    wheres = [lineage(number) for number in range(12)]
+    for where in wheres:
+        disk.put(where, kv_of(where))
+    damaged = wheres[1:9:2]
+    for where in damaged:
+        flip_in_values(payload(disk, where))
+    found = dict(zip((where.key for where in wheres), disk.get_many(wheres), strict=True))
+    for where in wheres:
+        kv = found[where.key]
+        if where in damaged:
+            assert isinstance(kv, CorruptPayloadError)
+            assert where.key in str(kv)
+        else:
+            assert not isinstance(kv, StoreError)
+            assert_same(kv, kv_of(where))
+    assert sorted(path.stem for path in (disk.folder / "quarantine").iterdir()) == sorted(
+        where.key for where in damaged
+    )
+    assert len(disk) == len(wheres) - len(damaged)
+    assert disk.check_integrity() == []
+
+
 def test_a_payload_damaged_twice_is_set_aside_twice(disk: DiskStore) -> None:
     for _ in range(2):
         disk.put(HERE, kv_of(HERE))
