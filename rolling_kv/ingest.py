@@ -102,8 +102,8 @@ class Ingestor:
         gathering = _Gathering(keep=keep, at_hand=at_hand, absent=absent, report=report)
         for done, part in enumerate(stored):
             path = {lineage.key for lineage in part.lineages}
-            at_hand = {key: kv for key, kv in gathering.at_hand.items() if key in own or key in path}
-            gathering.at_hand = at_hand
+            for key in at_hand.keys() - own.keys() - path:
+                del at_hand[key]
             if progress is not None:
                 progress(done, len(stored))
             self._obtain(part.lineages, gathering)

@@ -81,31 +81,36 @@ class DiskStore:
             self._index.claim(namespace, identity)
 
     def get(self, lineage: Lineage) -> SegmentKV | None:
-        with translated_errors(self.folder):
-            row = self._index.find(lineage.key)
-            if row is None or self._expired(row):
-                return None
-            try:
-                kv: SegmentKV | None = self._read(lineage, row)
-            except (CorruptPayloadError, FileNotFoundError):
-                if self._read_only:
-                    raise
-                kv = self._read_again(lineage)
-            if kv is not None:
-                self._index.use(lineage.key, self._clock())
-            return kv
+        (found,) = self.get_many([lineage])
+        if isinstance(found, StoreError):
+            raise found
+        return found
 
     def get_many(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
         """What the contract says; as many threads read and verify payloads as torch computes with."""
-        threads = min(len(lineages), torch.get_num_threads())
-        if threads < 2:
-            return self._found(lineages)
+        try:
+            with translated_errors(self.folder):
+                rows = self._index.find_many(lineage.key for lineage in lineages)
+        except StoreError as error:
+            return [error] * len(lineages)
         found: list[SegmentKV | StoreError | None] = [None] * len(lineages)
+        there = [
+            (place, lineage, row)
+            for place, lineage in enumerate(lineages)
+            if (row := rows.get(lineage.key)) is not None and not self._expired(row)
+        ]
+
+        def load(share: list[tuple[int, Lineage, SegmentRow]]) -> None:
+            for place, lineage, row in share:
+                found[place] = self._load(lineage, row)
+
+        threads = min(len(there), torch.get_num_threads())
+        if threads < 2:
+            load(there)
+            return found
         # Each thread has a share of its own: taking them one by one loses to handovers what threads gain.
-        shares = [lineages[first::threads] for first in range(threads)]
         with ThreadPoolExecutor(threads, thread_name_prefix="rolling_kv-load") as pool:
-            for first, loaded in enumerate(pool.map(self._found, shares)):
-                found[first::threads] = loaded
+            list(pool.map(load, [there[first::threads] for first in range(threads)]))
         return found
 
     def put(self, lineage: Lineage, kv: SegmentKV) -> None:
@@ -217,14 +222,20 @@ class DiskStore:
     def close(self) -> None:
         self._index.close()
 
-    def _found(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
-        found: list[SegmentKV | StoreError | None] = []
-        for lineage in lineages:
-            try:
-                found.append(self.get(lineage))
-            except StoreError as error:
-                found.append(error)
-        return found
+    def _load(self, lineage: Lineage, row: SegmentRow) -> SegmentKV | StoreError | None:
+        try:
+            with translated_errors(self.folder):
+                try:
+                    kv: SegmentKV | None = self._read(lineage, row)
+                except (CorruptPayloadError, FileNotFoundError):
+                    if self._read_only:
+                        raise
+                    kv = self._read_again(lineage)
+                if kv is not None:
+                    self._index.use(lineage.key, self._clock())
+                return kv
+        except StoreError as error:
+            return error
 
     def _expired(self, row: SegmentRow) -> bool:
         return self._ttl is not None and self._clock() - row.used > self._ttl

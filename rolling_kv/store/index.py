@@ -108,6 +108,12 @@ class StoreIndex:
             rows = self._segments("where key = ?", [key])
             return self._with_use(rows[0]) if rows else None
 
+    def find_many(self, keys: Iterable[str]) -> dict[str, SegmentRow]:
+        """Those of `keys` that are there."""
+        with self._lock:
+            rows = self._segments("where key in (select value from json_each(?))", [json.dumps([*keys])])
+            return {row.key: self._with_use(row) for row in rows}
+
     def add(self, row: SegmentRow, *, digests: Iterable[str]) -> None:
         """Indexes a segment; `digests` are those of its path's steps."""
         with self.writing():
@@ -207,7 +213,8 @@ class StoreIndex:
 
     def _with_use(self, row: SegmentRow) -> SegmentRow:
         """`row` with a load that is not recorded yet."""
-        return replace(row, used=max(row.used, self._used.get(row.key, row.used)))
+        used = self._used.get(row.key, row.used)
+        return replace(row, used=used) if used > row.used else row
 
     def _require_ours(self, path: Path, *, new_is_fine: bool) -> None:
         version = self._version()

@@ -51,7 +51,7 @@ def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, Mapped]]:
             raise ValueError(f"{name} begins at byte {first}, expected {stop}")
         if last > size:
             raise ValueError(f"{name} ends at byte {last} of {size}")
-        tensors[name] = Mapped(_tensor(storage, entry, first, last), data[first:last])
+        tensors[name] = Mapped(_tensor(data, entry, first, last), data[first:last])
         stop = last
     if stop != size:
         raise ValueError(f"it has {size} bytes, and its header says {stop}")
@@ -60,7 +60,7 @@ def map_tensors(path: Path) -> tuple[dict[str, str], dict[str, Mapped]]:
 
 def _mapped(path: Path) -> tuple[torch.UntypedStorage, int]:
     """The bytes of a file, and how many."""
-    with path.open("rb") as file:  # whose errors say what is wrong; torch's do not
+    with path.open("rb", buffering=0) as file:  # whose errors say what is wrong; torch's do not
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise ValueError(f"it has {size} bytes")
@@ -71,7 +71,7 @@ def _mapped(path: Path) -> tuple[torch.UntypedStorage, int]:
     return cast("torch.UntypedStorage", storage), size
 
 
-def _tensor(storage: torch.UntypedStorage, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
+def _tensor(data: memoryview, entry: dict[str, Any], first: int, last: int) -> torch.Tensor:
     dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
     count = prod(shape)
     if min(shape, default=0) < 0 or count * dtype.itemsize != last - first:
@@ -80,5 +80,4 @@ def _tensor(storage: torch.UntypedStorage, entry: dict[str, Any], first: int, la
         return torch.empty(shape, dtype=dtype)
     if first % dtype.itemsize:
         raise ValueError(f"{entry['dtype']} begins at byte {first}, which is not aligned")
-    strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
-    return torch.empty(0, dtype=dtype).set_(storage, first // dtype.itemsize, shape, strides)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=first).view(shape)
