@@ -22,6 +22,8 @@ from rolling_kv.store.lineage import Lineage
 from rolling_kv.store.payload import publish, read_header, read_payload, write_payload
 from rolling_kv.store.rebuild import RebuildReport, rebuild
 
+_READERS = 4  # threads at once; beside its checksum a payload takes steps that one thread at a time does
+
 
 class DiskStore:
     """KV in `folder`; several processes may use it at once.
@@ -87,7 +89,7 @@ class DiskStore:
         return found
 
     def get_many(self, lineages: Sequence[Lineage]) -> list[SegmentKV | StoreError | None]:
-        """What the contract says; as many threads read and verify payloads as torch computes with."""
+        """What the contract says; as many threads read and verify as torch has, `_READERS` at most."""
         try:
             with translated_errors(self.folder):
                 rows = self._index.find_many(lineage.key for lineage in lineages)
@@ -104,7 +106,7 @@ class DiskStore:
             for place, lineage, row in share:
                 found[place] = self._load(lineage, row)
 
-        threads = min(len(there), torch.get_num_threads())
+        threads = min(len(there), torch.get_num_threads(), _READERS)
         if threads < 2:
             load(there)
             return found
