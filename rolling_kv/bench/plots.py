@@ -51,7 +51,7 @@ def quality_against_work(entries: Sequence[dict[str, Any]], path: Path, *, title
     On the left what slide and ask take, on the right what append and idle time take beside it. Cells that no
     other beats at slide and ask are joined by a line.
     """
-    from rolling_kv.bench.frontier import best
+    from rolling_kv.bench.frontier_report import best
 
     figure, axes = subplots(2, 2, width=6.6, height=4.4)
     settings = list(dict.fromkeys(entry["setting"] for entry in entries))

@@ -28,9 +28,14 @@ def frontier(
         str, typer.Option(help=f"{', '.join(sorted(ROLLING))}; its window rolls.")
     ] = "rolling-needle",
     documents: Annotated[int, typer.Option(help="In the window.")] = 24,
-    requests: Annotated[
-        int, typer.Option(help="To measure; each request rolls the window by one document.")
-    ] = 20,
+    requests: Annotated[int, typer.Option(help="To measure.")] = 20,
+    questions: Annotated[
+        int,
+        typer.Option(
+            help="Of each window, before it rolls by one document. With several and --answerable, one pass "
+            "over the window tells which of them are worth a full prefill each."
+        ),
+    ] = 1,
     answerable: Annotated[
         bool,
         typer.Option(
@@ -84,7 +89,8 @@ def frontier(
     the query).
     """
     from rolling_kv.bench.cells import grid, parse_cell
-    from rolling_kv.bench.frontier import FrontierRun, markdown, run, summarise
+    from rolling_kv.bench.frontier import FrontierRun, run
+    from rolling_kv.bench.frontier_report import markdown, summarise
     from rolling_kv.bench.plots import quality_against_work, require_plots
     from rolling_kv.bench.statistics import require_statistics
 
@@ -105,6 +111,7 @@ def frontier(
         max_new_tokens=max_new_tokens,
         seed=seed,
         answerable=answerable,
+        questions=questions,
     )
     with progress_bar() as progress:
         engine = loaded(
@@ -123,7 +130,7 @@ def frontier(
     entries = summarise(rows)
     settings = {"cells": [one.name for one in plan.cells]} | {
         name: getattr(plan, name)
-        for name in ("workload", "documents", "requests", "max_new_tokens", "seed", "answerable")
+        for name in ("workload", "documents", "requests", "questions", "max_new_tokens", "seed", "answerable")
     }
     report = about(engine) | {"settings": settings, "full_prefill": _full(rows), "entries": entries}
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -144,9 +151,10 @@ def _full(rows: list[dict[str, Any]]) -> dict[str, Any]:
     from rolling_kv.bench.statistics import share_of
 
     right = [row["full_prefill"]["right"] for row in rows]
+    asked = [row for row in rows if "prompt_tokens" in row]
     return {
-        "prompt_tokens_median": median(row["prompt_tokens"] for row in rows),
-        "ttft_median": median(row["full_prefill"]["ttft"] for row in rows),
+        "prompt_tokens_median": median(row["prompt_tokens"] for row in asked),
+        "ttft_median": median(row["full_prefill"]["ttft"] for row in asked),
         "right": asdict(share_of([bool(one) for one in right])),
     }
 

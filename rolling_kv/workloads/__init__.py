@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -35,17 +35,26 @@ class RequestFactory(Protocol):
     def __call__(self, seed: int, *, documents: int) -> Iterator[LabelledRequest]: ...
 
 
+class RollingRequestFactory(Protocol):
+    """The same over a window that loses its oldest document and gains one, once it was asked so often."""
+
+    def __call__(self, seed: int, *, documents: int, questions: int = 1) -> Iterator[LabelledRequest]: ...
+
+
+ROLLING: Mapping[str, RollingRequestFactory] = {
+    "market": partial(market_requests, detail="short", question="field"),
+    "market-copy": partial(market_requests, detail="long", question="copy"),
+    "rolling-needle": rolling_needle_requests,
+}
+"""Those of `LABELLED` whose window rolls."""
+
 LABELLED: Registry[RequestFactory] = Registry("labelled workload", UnknownWorkloadError)
 LABELLED.register("needle", lambda: needle_requests)
-LABELLED.register("rolling-needle", lambda: rolling_needle_requests)
 LABELLED.register("multi-query", lambda: multi_query_requests)
 LABELLED.register("multi-value", lambda: multi_value_requests)
 LABELLED.register("variable-tracking", lambda: variable_tracking_requests)
-LABELLED.register("market", lambda: partial(market_requests, detail="short", question="field"))
-LABELLED.register("market-copy", lambda: partial(market_requests, detail="long", question="copy"))
-
-ROLLING = frozenset({"market", "market-copy", "rolling-needle"})
-"""Names of those whose window loses its oldest document and gains one from request to request."""
+for _name in ROLLING:
+    LABELLED.register(_name, partial(ROLLING.__getitem__, _name))
 
 __all__ = [
     "LABELLED",
@@ -57,6 +66,7 @@ __all__ = [
     "MarketQuestion",
     "QuestionKind",
     "RequestFactory",
+    "RollingRequestFactory",
     "TextSpan",
     "copy_question",
     "holds_whole",

@@ -21,13 +21,15 @@ from itertools import islice
 from typing import Literal
 
 from rolling_kv.errors import ConfigError, WindowError
-from rolling_kv.workloads.request import LabelledRequest, TextSpan, holds_whole
+from rolling_kv.workloads.request import LabelledRequest, TextSpan, holds_whole, require_questions
 
 Detail = Literal["short", "long"]
 EventKind = Literal["price", "news", "filing"]
 QuestionKind = Literal["field", "copy"]
 
 INSTRUCTION = "You are a market analyst. Answer from the records."
+
+_TRIES = 5  # for each of several questions that are to differ
 
 _START = datetime.date(2024, 3, 4)  # a Monday
 _HOLIDAYS = frozenset({(1, 1), (7, 4), (12, 25)})  # (month, day), the same every year
@@ -249,14 +251,16 @@ def _written(day: datetime.date) -> str:
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year}"
 
 
-def market_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> MarketQuestion:
-    """Ask for one field of one observation of `window`, chosen by `seed` and `step`.
+def market_question(
+    window: Sequence[MarketEvent], *, seed: int, step: int, number: int = 0
+) -> MarketQuestion:
+    """Ask for one field of one observation of `window`, chosen by `seed`, `step` and, of one step, `number`.
 
     Observations whose company has no other record of the channel in the window are preferred: two dates of
     one company are what small models mix up. The same arguments always ask the same. WindowError when every
     record of the window contradicts another one of the same channel, company and day.
     """
-    rng = random.Random(f"market-question:{seed}:{step}")
+    rng = _choosing("market-question", seed, step, number)
     event = rng.choice(_alone(_askable(window), window))
     name = "title" if event.kind == "filing" else rng.choice(event.fields)[0]
     place, stop = event.places()[name]
@@ -275,13 +279,13 @@ def market_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> M
     )
 
 
-def copy_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> MarketQuestion:
+def copy_question(window: Sequence[MarketEvent], *, seed: int, step: int, number: int = 0) -> MarketQuestion:
     """Ask to copy the fields of one observation of `window` verbatim (the paper's query).
 
     `expected` runs from the first field to the last, with the text between them. Choice and errors are those
     of `market_question`, but no observation is preferred.
     """
-    rng = random.Random(f"copy-question:{seed}:{step}")
+    rng = _choosing("copy-question", seed, step, number)
     event = rng.choice(_askable(window))
     company = _BY_TICKER[event.ticker]
     places = event.places()
@@ -298,38 +302,50 @@ def copy_question(window: Sequence[MarketEvent], *, seed: int, step: int) -> Mar
     )
 
 
+def _choosing(kind: str, seed: int, step: int, number: int) -> random.Random:
+    return random.Random(f"{kind}:{seed}:{step}" + (f":{number}" if number else ""))
+
+
 def market_requests(
-    seed: int, *, documents: int, detail: Detail, question: QuestionKind
+    seed: int, *, documents: int, detail: Detail, question: QuestionKind, questions: int = 1
 ) -> Iterator[LabelledRequest]:
     """Labelled requests over the rolling window of the stream of `seed`.
 
-    The first is over the first `documents` events; each further one evicts the oldest and appends one.
-    `question` is "field" (`market_question`) or "copy" (`copy_question`). ConfigError for another one,
-    another `detail`, or fewer than one document.
+    The first are over the first `documents` events. After `questions` of them, all different, or fewer where
+    so many are not found, the window loses its oldest event and gains one. `question` is "field"
+    (`market_question`) or "copy" (`copy_question`). ConfigError for another one, another `detail`, or fewer
+    than one document or question.
     """
     ask = {"field": market_question, "copy": copy_question}.get(question)
     if ask is None:
         raise ConfigError(f"question is {question!r}; expected 'field' or 'copy'")
     if documents < 1:
         raise ConfigError(f"documents is {documents}; expected at least 1")
-    return _rolling(market_events(seed, detail=detail), ask, seed, documents)
+    require_questions(questions)
+    return _rolling(market_events(seed, detail=detail), ask, seed, documents, questions)
 
 
 def _rolling(
-    events: Iterator[MarketEvent], ask: Callable[..., MarketQuestion], seed: int, documents: int
+    events: Iterator[MarketEvent],
+    ask: Callable[..., MarketQuestion],
+    seed: int,
+    documents: int,
+    questions: int,
 ) -> Iterator[LabelledRequest]:
     window: deque[MarketEvent] = deque(islice(events, documents - 1), maxlen=documents)
     for step, event in enumerate(events):
         window.append(event)
-        asked = ask(window, seed=seed, step=step)
-        yield LabelledRequest(
-            documents=tuple(event.text for event in window),
-            query=asked.query,
-            answer_prefix=asked.answer_prefix,
-            expected=asked.expected,
-            spans=(asked.span,),
-            instruction=INSTRUCTION,
-        )
+        tries = range(_TRIES * questions if questions > 1 else 1)
+        found = {asked.query: asked for asked in (ask(window, seed=seed, step=step, number=n) for n in tries)}
+        for asked in islice(found.values(), questions):
+            yield LabelledRequest(
+                documents=tuple(event.text for event in window),
+                query=asked.query,
+                answer_prefix=asked.answer_prefix,
+                expected=asked.expected,
+                spans=(asked.span,),
+                instruction=INSTRUCTION,
+            )
 
 
 def _askable(window: Sequence[MarketEvent]) -> list[MarketEvent]:

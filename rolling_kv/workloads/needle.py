@@ -17,7 +17,7 @@ from rolling_kv.workloads.notes import (
     require_documents,
     start,
 )
-from rolling_kv.workloads.request import LabelledRequest
+from rolling_kv.workloads.request import LabelledRequest, require_questions
 
 _PEOPLE = 90  # who take turns in a rolling stream, by first name
 
@@ -32,13 +32,15 @@ def needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
     return _requests(random.Random(f"needle:{seed}"), documents)
 
 
-def rolling_needle_requests(seed: int, *, documents: int) -> Iterator[LabelledRequest]:
-    """The same over a window that rolls: each request evicts the oldest note and appends one.
+def rolling_needle_requests(seed: int, *, documents: int, questions: int = 1) -> Iterator[LabelledRequest]:
+    """The same over a window that rolls: after so many questions it loses its oldest note and gains one.
 
-    No person and no number stands in a window twice. ConfigError as for `needle_requests`.
+    No person and no number stands in a window twice, and no note is asked twice of one window. ConfigError
+    as for `needle_requests`, and for fewer than one question.
     """
     require_documents(documents, least=1)
-    return _rolling(random.Random(f"rolling-needle:{seed}"), documents)
+    require_questions(questions)
+    return _rolling(random.Random(f"rolling-needle:{seed}"), documents, questions)
 
 
 def _requests(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
@@ -49,15 +51,17 @@ def _requests(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
         yield _asked(notes, asked, names[asked], lockers[asked])
 
 
-def _rolling(rng: random.Random, documents: int) -> Iterator[LabelledRequest]:
+def _rolling(rng: random.Random, documents: int, questions: int) -> Iterator[LabelledRequest]:
     names, lockers = people(rng, max(documents, _PEOPLE)), numbers(rng, MOST_DOCUMENTS)
     window: deque[tuple[str, str, str]] = deque(maxlen=documents)
     for place in count():
         name, locker = names[place % len(names)], lockers[place % len(lockers)]
         window.append((note(rng, place, name, locker), name, locker))
         if len(window) == documents:
-            asked = rng.randrange(documents)
-            yield _asked([text for text, _, _ in window], asked, *window[asked][1:])
+            left = list(range(documents))
+            for _ in range(min(questions, documents)):
+                asked = left.pop(rng.randrange(len(left)))
+                yield _asked([text for text, _, _ in window], asked, *window[asked][1:])
 
 
 def _asked(notes: Sequence[str], asked: int, name: str, locker: str) -> LabelledRequest:

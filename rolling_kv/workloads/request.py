@@ -97,3 +97,9 @@ def _require_document(text: str, index: int) -> None:
 def holds_whole(answer: str, expected: str) -> bool:
     """Whether `answer` holds `expected` whole: "7.12" is neither in "17.12" nor in "7.125"."""
     return re.search(rf"(?<![\w.])(?<!\d,){re.escape(expected)}(?!\w|[.,]\d)", answer) is not None
+
+
+def require_questions(questions: int) -> None:
+    """ConfigError unless there is at least one question."""
+    if questions < 1:
+        raise ConfigError(f"questions is {questions}; expected at least 1.")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from rolling_kv.bench import frontier as frontier_module
 from rolling_kv.bench.cells import grid, parse_cell
-from rolling_kv.bench.frontier import FrontierRun, best, markdown, run, summarise
+from rolling_kv.bench.fidelity import Reference
+from rolling_kv.bench.frontier import FrontierRun, run
+from rolling_kv.bench.frontier_report import best, markdown, summarise
 from rolling_kv.engine.host import TransformersHost
 from rolling_kv.errors import BenchError, ConfigError, RollingKVError
+from rolling_kv.session import RollingSession
 from rolling_kv.workloads import LabelledRequest
 from tests.bench.commands import command
 
@@ -187,9 +192,8 @@ def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
     for ours, theirs in zip(found, rows, strict=False):
         assert ours["measured"] == ours["full_prefill"]["right"]
         assert ours["full_prefill"]["compared"] == (1 if ours["measured"] else 2)
-        for one, other in zip(ours["settings"], theirs["settings"], strict=False):
-            assert one["work"] == other["work"], "the window rolls alike"
-            assert bool(one["cells"]) == ours["measured"]
+        assert ours["rolled"] == theirs["rolled"][: len(ours["rolled"])], "the window rolls alike"
+        assert [bool(one["cells"]) for one in ours["settings"]] == [ours["measured"]] * 3
     assert {entry["requests"] for entry in summarise(found)} == {2}
     never = replace(plan, requests=1)
     monkeypatch.setattr(LabelledRequest, "is_right", lambda *_: False)
@@ -197,12 +201,51 @@ def test_requests_that_full_prefill_gets_wrong_are_rolled_past(
         run(llama_engine, never, rows_path=tmp_path / "never.jsonl", progress=silent)
 
 
+def test_a_window_is_asked_several_questions(
+    llama_engine: TransformersHost,
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(PLAN, cells=PLAN.cells[:4], questions=3, requests=6)
+    found = run(llama_engine, plan, rows_path=tmp_path / "all.jsonl", progress=silent)
+    assert [(row["window"], row["number"]) for row in found] == [(w, n) for w in range(2) for n in range(3)]
+    assert ["rolled" in row for row in found] == [True, False, False] * 2
+    alone = rows[0]["rolled"][0]["append"]
+    assert found[0]["rolled"][0]["append"] == pytest.approx(alone, rel=0.1), "rolling is as dear as ever"
+    assert all(cell["ask"] > 0 for row in found for one in row["settings"] for cell in one["cells"].values())
+
+    right = {row["full_prefill"]["text"] for row in (found[1], found[3])}
+    monkeypatch.setattr(LabelledRequest, "is_right", lambda _, text: text in right)
+    answered = [row["full_prefill"]["text"] in right for row in found]
+    asked: list[str] = []
+    reference = frontier_module.reference_of
+
+    def counting(session: RollingSession, request: LabelledRequest, **options: Any) -> Reference:
+        asked.append(request.query)
+        return reference(session, request, **options)
+
+    monkeypatch.setattr(frontier_module, "reference_of", counting)
+    path = tmp_path / "answerable.jsonl"
+    plan = replace(plan, answerable=True, requests=sum(answered))
+    taken = run(llama_engine, plan, rows_path=path, progress=silent)
+    assert [row["measured"] for row in taken] == answered[: len(taken)]
+    assert len(asked) == sum(answered), "full prefill is asked only what one pass answers"
+    for ours, theirs in zip(taken, found, strict=False):
+        assert ours.get("rolled") == theirs.get("rolled")
+        if ours["measured"]:
+            assert ours["full_prefill"]["text"] == theirs["full_prefill"]["text"]
+    entries = summarise(taken)
+    assert {entry["requests"] for entry in entries} == {sum(answered)}
+    assert entries[0]["work"]["append"] == fmean(row["rolled"][0]["append"] for row in taken[::3])
+
+
 def test_a_longer_tail_costs_the_same_from_the_first_request_on(
     llama_engine: TransformersHost, tmp_path: Path
 ) -> None:
     plan = replace(PLAN, cells=(parse_cell("direct-reuse:window:1+tail3"),), requests=3)
     found = run(llama_engine, plan, rows_path=tmp_path / "rows.jsonl", progress=silent)
-    costs = [row["settings"][0]["work"] for row in found]
+    costs = [row["rolled"][0] for row in found]
     rolled = [cost["append"] + cost["slide"] for cost in costs]
     assert max(rolled) == pytest.approx(min(rolled), rel=0.1)
 
@@ -238,6 +281,8 @@ def test_what_cannot_be_run_is_refused() -> None:
         FrontierRun((parse_cell("epic@0.1:stream:16"),), workload="market", documents=4, requests=1)
     with pytest.raises(ConfigError, match="requests is 0"):
         FrontierRun(cells=cells, workload="market", documents=4, requests=0)
+    with pytest.raises(ConfigError, match="questions is 0"):
+        FrontierRun(cells=cells, workload="market", documents=4, requests=1, questions=0)
     with pytest.raises(ConfigError, match="max_new_tokens is 0"):
         FrontierRun(cells=cells, workload="market", documents=4, requests=1, max_new_tokens=0)
 

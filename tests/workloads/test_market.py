@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
+from typing import Any
 
 import pytest
 
 from rolling_kv.errors import ConfigError
 from rolling_kv.workloads.market import (
     MarketEvent,
+    QuestionKind,
     copy_question,
     market_events,
     market_question,
@@ -86,8 +88,28 @@ def test_requests_roll_by_one_event(question: str, ask) -> None:  # type: ignore
         assert request.spans == (asked.span,)
 
 
+@pytest.mark.parametrize("question", ["field", "copy"])
+def test_several_questions_of_one_window_differ(question: QuestionKind) -> None:
+    options: dict[str, Any] = {"documents": 24, "detail": "short", "question": question}
+    one = list(islice(market_requests(6, **options), 5))
+    several = groupby(
+        islice(market_requests(6, questions=4, **options), 20), key=lambda request: request.documents
+    )
+    windows = [list(window) for _, window in several]
+    assert [len(window) for window in windows] == [4] * 5
+    for window, alone in zip(windows, one, strict=True):
+        assert window[0] == alone
+        assert len({request.query for request in window}) == 4
+
+
+def test_a_window_with_few_questions_is_asked_few() -> None:
+    requests = market_requests(6, documents=1, detail="short", question="copy", questions=3)
+    first, second = islice(requests, 2)
+    assert first.documents != second.documents
+
+
 def test_requests_of_another_kind_are_refused() -> None:
-    for changes in ({"question": "sum"}, {"detail": "tiny"}, {"documents": 0}):
+    for changes in ({"question": "sum"}, {"detail": "tiny"}, {"documents": 0}, {"questions": 0}):
         [(name, value)] = changes.items()
         options = {"documents": 8, "detail": "short", "question": "field"} | changes
         with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected"):

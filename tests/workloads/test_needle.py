@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -53,6 +53,17 @@ def test_as_many_documents_as_there_are_numbers() -> None:
     for documents in (0, 901):
         with pytest.raises(ConfigError, match=f"documents is {documents}; expected 1 to 900"):
             needle_requests(5, documents=documents)
+
+
+def test_no_note_of_a_window_is_asked_twice() -> None:
+    for documents, asked in ((24, 6), (3, 3)):
+        requests = islice(rolling_needle_requests(7, documents=documents, questions=6), 10 * asked)
+        windows = [list(found) for _, found in groupby(requests, key=lambda request: request.documents)]
+        assert [len({one.query for one in window}) for window in windows] == [asked] * 10
+        for before, after in pairwise(windows):
+            assert after[0].documents[:-1] == before[0].documents[1:]
+    with pytest.raises(ConfigError, match="questions is 0"):
+        rolling_needle_requests(7, documents=24, questions=0)
 
 
 @pytest.mark.parametrize("documents", [1, 24, 100])
